@@ -1,0 +1,150 @@
+"""A folder, a tar, a zip or a single file, read as one stream of named files.
+
+Data sets come in all of these; the readers see only members. Folders and zips are walked in
+natural order (``2`` before ``10``), tars in their own order, since they can only be streamed.
+Nothing is ever extracted by the name an archive gives, and no size it declares is trusted before
+it was compared with what the reader expects.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from lzma import LZMAError
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from idode.errors import InputError
+
+__all__ = ["Member", "members", "natural", "official_members", "open_packed"]
+
+BROKEN = (
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, LZMAError, EOFError, OSError),
+    *(RuntimeError, NotImplementedError),  # zips that are encrypted or packed in odd ways
+)
+ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
+# Deflate cannot exceed 1,032:1; real pictures stay below 20:1.
+MAX_RATIO, RATIO_FREE_BYTES = 200, 1 << 26
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A sorting key that puts ``batch_2`` before ``batch_10``.
+
+    >>> sorted(["b10", "b2", "a"], key=natural)
+    ['a', 'b2', 'b10']
+    """
+    parts = re.split(r"([0-9]+)", name)
+    return [(int(part), "") if i % 2 else (-1, part) for i, part in enumerate(parts)]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file: its path inside the folder or archive, its declared size, its bytes.
+
+    The stream is valid until the next member is asked for.
+    """
+
+    name: str
+    size: int
+    stream: IO[bytes]
+
+    @property
+    def stem(self) -> str:
+        """The name without folders and extensions."""
+        return PurePosixPath(self.name).name.split(".")[0]
+
+    def read(self, limit: int) -> bytes:
+        """All bytes, refused if they are more than ``limit`` or fewer than declared."""
+        if self.size > limit:
+            raise InputError(
+                f"{self.name} declares {self.size} bytes where at most {limit} can be right: "
+                "get the file again"
+            )
+        try:
+            data = self.stream.read(self.size)
+        except BROKEN as error:
+            raise InputError(f"{self.name} cannot be read ({error}): get it again") from error
+        if len(data) < self.size:
+            raise InputError(f"{self.name} is cut short: get it again")
+        return data
+
+
+def visible(name: str) -> bool:
+    """Not hidden: ``.DS_Store`` and ``__MACOSX`` are in every second archive."""
+    parts = PurePosixPath(name).parts
+    return not any(p.startswith(".") or p == "__MACOSX" for p in parts)
+
+
+def folder_members(path: Path) -> Iterator[Member]:
+    files = {p.relative_to(path).as_posix(): p for p in path.rglob("*") if p.is_file()}
+    for name in sorted(filter(visible, files), key=natural):
+        with files[name].open("rb") as stream:
+            yield Member(name, files[name].stat().st_size, stream)
+
+
+def tar_members(path: Path) -> Iterator[Member]:
+    with tarfile.open(path, "r|*") as archive:
+        while (info := archive.next()) is not None:
+            archive.members = []  # type: ignore[attr-defined]  # a million entries are a gigabyte
+            name = info.name.removeprefix("./")
+            if info.isreg() and not info.issparse() and visible(name):
+                stream = archive.extractfile(info)
+                assert stream is not None
+                yield Member(name, info.size, stream)
+
+
+def open_packed(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
+    """A file of a zip; one that would swell as no data does is refused before it is unpacked."""
+    info = archive.getinfo(name)
+    if info.file_size > max(RATIO_FREE_BYTES, MAX_RATIO * info.compress_size):
+        raise InputError(
+            f"{name} declares that it grows from {info.compress_size} to {info.file_size} bytes, "
+            "which real data does not: get the archive again"
+        )
+    return archive.open(info)
+
+
+def zip_members(path: Path) -> Iterator[Member]:
+    with zipfile.ZipFile(path) as archive:
+        entries = {i.filename: i for i in archive.infolist() if not i.is_dir()}
+        for name in sorted(filter(visible, entries), key=natural):
+            with open_packed(archive, name) as stream:
+                yield Member(name, entries[name].file_size, stream)
+
+
+def is_archive(path: Path) -> bool:
+    """By name: a batch that starts with a black picture has the content of an empty tar."""
+    return path.is_file() and path.name.lower().endswith(ARCHIVES)
+
+
+def members(path: Path) -> Iterator[Member]:
+    """The files in a folder, tar or zip, or the one file at ``path`` itself."""
+    if not path.exists():
+        raise InputError(f"there is no file or folder {path}: check the path of --data")
+    try:
+        if path.is_dir():
+            yield from folder_members(path)
+        elif not is_archive(path):
+            with path.open("rb") as stream:
+                yield Member(path.name, path.stat().st_size, stream)
+        elif path.suffix.lower() == ".zip":
+            yield from zip_members(path)
+        else:
+            yield from tar_members(path)
+    except BROKEN as error:
+        raise InputError(f"{path} cannot be read ({error}): get it again") from error
+
+
+def official_members(path: Path) -> Iterator[Member]:
+    """Like :func:`members`, and archives that lie in a folder are opened, as downloads lie."""
+    if path.is_dir():
+        inner = sorted((p for p in path.iterdir() if is_archive(p)), key=lambda p: natural(p.name))
+        if inner:
+            for archive in inner:
+                yield from members(archive)
+            return
+    yield from members(path)

@@ -1,0 +1,172 @@
+"""NumPy files and tables: ``.npy``, ``.npz`` and CSV.
+
+Integers of shape (N, H, W), (N, C, H, W) or (N, H, W, C) with C ≤ 4 are images; floats of shape
+(N, D) are vectors, kept as they are: nothing is standardised behind the user's back, since that
+would change the density by a constant. Files are streamed, and what a header declares is compared
+with the length of the file before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from idode.data.archive import BROKEN, Member, members, open_packed
+from idode.data.chunks import CHUNK_ROWS, Chunks, SplitName, split_rows
+from idode.data.mapped import BLOCK_BYTES
+from idode.errors import InputError
+
+__all__ = ["npy_rows", "npz_rows", "read_csv", "read_npy", "read_npz"]
+
+SPLIT_KEYS = (("train", "test"), ("x_train", "x_test"))
+MAX_CHANNELS = 4
+
+
+def npy_rows(member: Member) -> Iterator[NDArray[Any]]:
+    """Blocks of rows of the array in a ``.npy`` stream, in its own dtype and shape."""
+    try:
+        version = np.lib.format.read_magic(member.stream)
+        read_header = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
+        shape, fortran, dtype = read_header(member.stream)
+    except (*BROKEN, ValueError, KeyError, SyntaxError, TypeError) as error:
+        raise InputError(f"{member.name} is not a .npy array ({error}): save it again") from error
+    if dtype.kind not in "uif" or not shape or min(shape) < 1:
+        raise InputError(f"{member.name} holds {dtype} of shape {shape}: give rows of numbers")
+    row = math.prod(shape[1:]) * dtype.itemsize
+    if row * shape[0] > member.size:
+        raise InputError(
+            f"{member.name} declares {shape} {dtype}, {row * shape[0]} bytes, and holds only "
+            f"{member.size}: it is cut short or forged, save it again"
+        )
+    if fortran:
+        raise InputError(f"{member.name} is column-major: save numpy.ascontiguousarray of it")
+    step = max(1, min(CHUNK_ROWS, BLOCK_BYTES // row))
+    for start in range(0, shape[0], step):
+        count = min(step, shape[0] - start)
+        yield np.frombuffer(exactly(member, count * row), dtype).reshape(count, *shape[1:])
+
+
+def exactly(member: Member, count: int) -> bytes:
+    """The next ``count`` bytes of a member."""
+    try:
+        data = member.stream.read(count)
+    except BROKEN as error:
+        raise InputError(f"{member.name} cannot be read ({error}): get it again") from error
+    if len(data) < count:
+        raise InputError(f"{member.name} is cut short: get it again")
+    return data
+
+
+def npz_rows(path: Path | IO[bytes], name: str, key: str) -> Iterator[NDArray[Any]]:
+    """Blocks of rows of the array ``key`` of a ``.npz`` file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = archive.getinfo(f"{key}.npy").file_size
+            with open_packed(archive, f"{key}.npy") as stream:
+                yield from npy_rows(Member(f"{name}[{key}]", size, stream))
+    except (*BROKEN, KeyError) as error:
+        raise InputError(f"{name} has no readable array {key!r} ({error})") from error
+
+
+def as_rows(name: str, block: NDArray[Any]) -> NDArray[Any]:
+    """Integers as images ``(n, C, H, W)``, floats as vectors ``(n, D)``."""
+    if block.dtype.kind == "f":
+        if block.ndim > 2:
+            raise InputError(
+                f"{name} holds floats of shape {block.shape}: images must be integers 0..levels-1,"
+                " and vectors must be (N, D)"
+            )
+        return block.reshape(len(block), -1)
+    if block.ndim == 3:
+        return block[:, None]
+    if block.ndim == 4 and block.shape[1] <= MAX_CHANNELS:
+        return block
+    if block.ndim == 4 and block.shape[3] <= MAX_CHANNELS:
+        return block.transpose(0, 3, 1, 2)
+    raise InputError(
+        f"{name} holds integers of shape {block.shape}: images are (N, H, W), (N, C, H, W) or "
+        "(N, H, W, C), and vectors are floats"
+    )
+
+
+def read_npy(path: Path, test: float = 0.1) -> Chunks:
+    """One array; rows are held out evenly."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: give the .npy file")
+    (member,) = itertools.islice(members(path), 1)
+    yield from split_rows((as_rows(member.name, b) for b in npy_rows(member)), test)
+
+
+def read_npz(path: Path, key: str | None = None, test: float = 0.1) -> Chunks:
+    """Arrays ``train``, ``test`` (or ``x_train``, ``x_test``), else ``key`` or the only one."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            keys = [n.removesuffix(".npy") for n in archive.namelist()]
+    except BROKEN as error:
+        raise InputError(f"{path} is not a .npz file ({error}): save it again") from error
+    name = path.name
+    for pair in SPLIT_KEYS:
+        if key is None and set(pair) <= set(keys):
+            splits: tuple[SplitName, SplitName] = ("train", "test")
+            for split, part in zip(splits, pair, strict=True):
+                for block in npz_rows(path, name, part):
+                    yield split, as_rows(name, block)
+            return
+    if key is None and len(keys) != 1:
+        raise InputError(f"{name} holds {', '.join(keys)}: say which with ?key=NAME")
+    rows = npz_rows(path, name, key or keys[0])
+    yield from split_rows((as_rows(name, b) for b in rows), test)
+
+
+def csv_rows(path: Path) -> Iterator[NDArray[np.float32]]:
+    """Blocks of rows of numbers; a first line that is not numbers is the header."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        first = file.readline()
+        file.seek(0)
+        delimiter = max(",;\t", key=first.count)
+        width: int | None = None
+        block: list[list[float]] = []
+        for number, cells in enumerate(csv.reader(file, delimiter=delimiter), start=1):
+            if not cells:
+                continue
+            try:
+                row = [float(cell) for cell in cells]
+            except ValueError as error:
+                if number == 1:
+                    continue
+                raise InputError(
+                    f"{path.name}, line {number}: {error}; every cell must be a number"
+                ) from None
+            width = width or len(row)
+            if len(row) != width:
+                raise InputError(
+                    f"{path.name}, line {number} has {len(row)} cells and the lines before it "
+                    f"{width}: make them equal"
+                )
+            block.append(row)
+            if len(block) == CHUNK_ROWS:
+                yield np.array(block, np.float32)
+                block = []
+        if block:
+            yield np.array(block, np.float32)
+
+
+def read_csv(path: Path, test: float = 0.1) -> Chunks:
+    """A table of numbers, one sample a line, separated by comma, semicolon or tab."""
+    if not path.is_file():
+        raise InputError(f"there is no file {path}: check the path of --data")
+    try:
+        yield from split_rows(csv_rows(path), test)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path.name} is not a table of text ({error})") from None

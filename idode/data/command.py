@@ -1,0 +1,154 @@
+"""``idode data``: list, fetch, verify and describe data sets."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from idode.data.catalogue import CATALOGUE
+from idode.data.fetch import fetch
+from idode.data.load import default_root, load, verify
+from idode.data.mapped import blocks
+from idode.data.spec import KINDS
+from idode.errors import InputError
+
+__all__ = ["add_arguments", "run"]
+
+ACTIONS = ("list", "fetch", "verify", "describe")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``idode data``."""
+    parser.add_argument("action", choices=ACTIONS)
+    parser.add_argument(
+        "spec",
+        nargs="?",
+        metavar="SPEC",
+        help="a data set: " + ", ".join(KINDS) + "; the last five as KIND:PATH[?option=value]",
+    )
+    parser.add_argument("--root", type=Path, help="folder of prepared data [$IDODE_DATA]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+class Bar:
+    """A progress bar over the files of a fetch: bytes, rate and time left of each."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._bar = tqdm(unit="B", unit_scale=True, disable=quiet, file=sys.stderr)
+
+    def __call__(self, done: int, total: int | None) -> None:
+        if done < self._bar.n:  # the next file
+            self._bar.reset()
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def moments(split: NDArray[Any]) -> dict[str, Any]:
+    """Mean and standard deviation for each channel (or column), smallest and largest value."""
+    axes = (0, 2, 3) if split.ndim == 4 else (0,)
+    count, total, square = 0, 0.0, 0.0
+    low, high = np.inf, -np.inf
+    for block in blocks(split):
+        values = block.astype(np.float64)
+        count += values.size // values.shape[1]
+        total = total + values.sum(axes)
+        square = square + (values**2).sum(axes)
+        low, high = min(low, float(values.min())), max(high, float(values.max()))
+    mean = np.asarray(total) / count
+    std = np.sqrt(np.maximum(np.asarray(square) / count - mean**2, 0))
+    return {"mean": mean.tolist(), "std": std.tolist(), "min": low, "max": high}
+
+
+def list_all(root: Path) -> tuple[dict[str, Any], str]:
+    rows: dict[str, Any] = {}
+    for name, published in CATALOGUE.items():
+        prepared = (root / name).is_dir()
+        rows[name] = {
+            "prepared": prepared,
+            "fetchable": bool(published.official),
+            "train_size": published.train_size,
+            "test_size": published.test_size,
+            "shape": list(published.shape),
+        }
+    lines = [f"{'digits':15} ready     1500 +   297  1x8x8    comes with scikit-learn"]
+    for name, row in rows.items():
+        state = "ready" if row["prepared"] else "fetch" if row["fetchable"] else "by hand"
+        shape = "x".join(map(str, row["shape"]))
+        lines.append(f"{name:15} {state:7} {row['train_size']:7} + {row['test_size']:5}  {shape}")
+    files = (k for k in KINDS if k not in CATALOGUE and k != "digits")
+    lines.append("your own files: " + ", ".join(f"{k}:PATH" for k in files))
+    return {"root": str(root), "data": rows}, "\n".join(lines)
+
+
+def fetch_one(spec: str, root: Path, quiet: bool) -> tuple[dict[str, Any], str]:
+    bar = Bar(quiet)
+    try:
+        identity = fetch(spec, root, bar).identity
+    finally:
+        bar.close()
+    return identity.to_json(), f"ready: {identity}"
+
+
+def verify_one(spec: str, root: Path, quiet: bool) -> tuple[dict[str, Any], str]:
+    identity = verify(spec, root)
+    published = CATALOGUE.get(identity.name)
+    pinned = identity.name == "digits" or (published is not None and published.sha256 is not None)
+    against = "published" if pinned else "stored"
+    result = {**identity.to_json(), "checked_against": against}
+    return result, f"intact, hash equal to the {against} one: {identity}"
+
+
+def describe_one(spec: str, root: Path, quiet: bool) -> tuple[dict[str, Any], str]:
+    dataset = load(spec, root)
+    result = {
+        **dataset.identity.to_json(),
+        "dim": dataset.dim,
+        "train": moments(dataset.train),
+        "test": moments(dataset.test),
+    }
+    lines = [str(dataset.identity)]
+    for split in ("train", "test"):
+        values: dict[str, Any] = result[split]
+        mean, std = (" ".join(f"{v:.3f}" for v in values[k][:8]) for k in ("mean", "std"))
+        lines.append(
+            f"{split:5} min {values['min']:g} max {values['max']:g} mean {mean} std {std}"
+        )
+    return result, "\n".join(lines)
+
+
+ON_SPEC: dict[str, Callable[[str, Path, bool], tuple[dict[str, Any], str]]] = {
+    "fetch": fetch_one,
+    "verify": verify_one,
+    "describe": describe_one,
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out ``idode data``; returns the exit code."""
+    root = args.root or default_root()
+    if args.action == "list":
+        result, text = list_all(root)
+    elif args.spec is None:
+        raise InputError(f"idode data {args.action} needs a data set: see idode data list")
+    else:
+        result, text = ON_SPEC[args.action](args.spec, root, args.quiet)
+    if args.json is not None:
+        try:
+            args.json.write_text(json.dumps(result, indent=1) + "\n")
+        except OSError as error:
+            raise InputError(f"cannot write {args.json}: {error.strerror}") from error
+    if not args.quiet:
+        print(text)
+    return 0

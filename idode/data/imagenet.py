@@ -1,0 +1,68 @@
+"""The two data sets called ImageNet-32, each from its own published files.
+
+Old (2016): tars of PNG files, 1,281,149 train and 49,999 validation images. New (2017): ten
+batches and one, pickled or ``.npz``, in zips, 1,281,167 and 50,000; anti-aliased when it was
+scaled down, hence easier. Both are streamed, one batch in memory at most.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from idode.data.archive import Member, members, natural, official_members
+from idode.data.arrays import npz_rows
+from idode.data.chunks import CHUNK_ROWS, Chunks, SplitName
+from idode.data.cifar import planes
+from idode.data.images import decode_all
+from idode.data.unpickle import unpickle
+from idode.errors import InputError
+
+__all__ = ["read_imagenet32", "read_imagenet32_old"]
+
+# A batch of 128,117 rows of 3,072 bytes, its labels as pickled integers, and room.
+MAX_BATCH_BYTES = 500_000_000
+
+
+def batch(member: Member, split: SplitName) -> Chunks:
+    """The images of one pickled or ``.npz`` batch, spooled to disk, for the zips nest."""
+    if member.size > MAX_BATCH_BYTES:
+        raise InputError(
+            f"{member.name} declares {member.size} bytes where at most {MAX_BATCH_BYTES} can be "
+            "right: get the official file"
+        )
+    with tempfile.TemporaryFile() as file:
+        shutil.copyfileobj(member.stream, file)
+        file.seek(0)
+        if member.name.endswith(".npz"):
+            for rows in npz_rows(file, member.name, "data"):
+                yield split, planes(rows, member.name)
+        else:
+            yield split, planes(unpickle(file, member.name).get("data"), member.name)
+
+
+def read_imagenet32(path: Path) -> Chunks:
+    """New: ``train_data_batch_1`` .. ``train_data_batch_10`` and ``val_data``."""
+    for member in official_members(path):
+        if member.stem.startswith("train_data_batch_"):
+            yield from batch(member, "train")
+        elif member.stem == "val_data":
+            yield from batch(member, "test")
+
+
+def read_imagenet32_old(path: Path) -> Chunks:
+    """Old: ``train_32x32.tar`` and ``valid_32x32.tar``, or the folders they unpack to."""
+    splits: dict[str, SplitName] = {"train_32x32": "train", "valid_32x32": "test"}
+    if not path.is_dir():
+        raise InputError(f"{path} is not a folder: give the one with train_32x32.tar")
+    for place in sorted(path.iterdir(), key=lambda p: natural(p.name)):
+        if place.name.split(".")[0] in splits:
+            split = splits[place.name.split(".")[0]]
+            files = (m for m in members(place) if m.name.endswith(".png"))
+            images = (pixels for _, pixels in decode_all(files, channels=3))
+            while chunk := list(islice(images, CHUNK_ROWS)):
+                yield split, np.stack(chunk)
