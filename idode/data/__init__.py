@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-from idode.data.augment import augment
+from idode.data.augmentation import augment
 from idode.data.batches import Batches, Loader
 from idode.data.catalogue import CATALOGUE
-from idode.data.fetch import fetch
+from idode.data.fetching import fetch
 from idode.data.identity import Identity, digest, same_data, warning
-from idode.data.load import default_root, load, verify
+from idode.data.loading import default_root, load, verify
 from idode.data.prepared import Dataset, Split
 from idode.data.spec import KINDS
 

@@ -64,11 +64,15 @@ class Member:
                 f"{self.name} declares {self.size} bytes where at most {limit} can be right: "
                 "get the file again"
             )
+        return self.take(self.size)
+
+    def take(self, count: int) -> bytes:
+        """The next ``count`` bytes, refused if there are fewer."""
         try:
-            data = self.stream.read(self.size)
+            data = self.stream.read(count)
         except BROKEN as error:
             raise InputError(f"{self.name} cannot be read ({error}): get it again") from error
-        if len(data) < self.size:
+        if len(data) < count:
             raise InputError(f"{self.name} is cut short: get it again")
         return data
 

@@ -9,7 +9,6 @@ with the length of the file before anything is allocated.
 from __future__ import annotations
 
 import csv
-import itertools
 import math
 import zipfile
 from collections.abc import Iterator
@@ -54,18 +53,7 @@ def npy_rows(member: Member) -> Iterator[NDArray[Any]]:
     step = max(1, min(CHUNK_ROWS, BLOCK_BYTES // row))
     for start in range(0, shape[0], step):
         count = min(step, shape[0] - start)
-        yield np.frombuffer(exactly(member, count * row), dtype).reshape(count, *shape[1:])
-
-
-def exactly(member: Member, count: int) -> bytes:
-    """The next ``count`` bytes of a member."""
-    try:
-        data = member.stream.read(count)
-    except BROKEN as error:
-        raise InputError(f"{member.name} cannot be read ({error}): get it again") from error
-    if len(data) < count:
-        raise InputError(f"{member.name} is cut short: get it again")
-    return data
+        yield np.frombuffer(member.take(count * row), dtype).reshape(count, *shape[1:])
 
 
 def npz_rows(path: Path | IO[bytes], name: str, key: str) -> Iterator[NDArray[Any]]:
@@ -104,8 +92,8 @@ def read_npy(path: Path, test: float = 0.1) -> Chunks:
     """One array; rows are held out evenly."""
     if path.is_dir():
         raise InputError(f"{path} is a folder: give the .npy file")
-    (member,) = itertools.islice(members(path), 1)
-    yield from split_rows((as_rows(member.name, b) for b in npy_rows(member)), test)
+    for member in members(path):
+        yield from split_rows((as_rows(member.name, b) for b in npy_rows(member)), test)
 
 
 def read_npz(path: Path, key: str | None = None, test: float = 0.1) -> Chunks:

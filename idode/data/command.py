@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from idode.data.catalogue import CATALOGUE
-from idode.data.fetch import fetch
-from idode.data.load import default_root, load, verify
+from idode.data.fetching import fetch
+from idode.data.loading import default_root, load, verify
 from idode.data.mapped import blocks
 from idode.data.spec import KINDS
 from idode.errors import InputError

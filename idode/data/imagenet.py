@@ -7,7 +7,6 @@ scaled down, hence easier. Both are streamed, one batch in memory at most.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from itertools import islice
 from pathlib import Path
@@ -19,6 +18,7 @@ from idode.data.arrays import npz_rows
 from idode.data.chunks import CHUNK_ROWS, Chunks, SplitName
 from idode.data.cifar import planes
 from idode.data.images import decode_all
+from idode.data.mapped import BLOCK_BYTES
 from idode.data.unpickle import unpickle
 from idode.errors import InputError
 
@@ -36,7 +36,8 @@ def batch(member: Member, split: SplitName) -> Chunks:
             "right: get the official file"
         )
     with tempfile.TemporaryFile() as file:
-        shutil.copyfileobj(member.stream, file)
+        for start in range(0, member.size, BLOCK_BYTES):
+            file.write(member.take(min(BLOCK_BYTES, member.size - start)))
         file.seek(0)
         if member.name.endswith(".npz"):
             for rows in npz_rows(file, member.name, "data"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from idode.data.catalogue import CATALOGUE, Published
 from idode.data.download import Progress, download
-from idode.data.load import default_root, load, load_published
+from idode.data.loading import default_root, load, load_published
 from idode.data.prepared import Dataset
 from idode.errors import InputError, choose
 
