@@ -1,0 +1,211 @@
+"""Speed and memory of the U-Net: ``python benchmarks/networks.py --json FILE``.
+
+Times are minima over interleaved repeats, so that a neighbour on the machine hits all alike;
+the rate of a plain matrix multiplication is measured in the same rounds. Memory is the peak of
+live tensor bytes on the meta device, where shapes are computed and numbers are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import FlopCounterMode
+
+from idode.nets import UNet, UNetConfig
+
+HEADLINE = UNetConfig(width=64, depth=4, attention="middle")
+SIDE, BATCH, MATMUL = 32, 16, 2048
+SMALL = {  # (config, side): candidates for a laptop
+    "8x8 w32 d2": (UNetConfig(1, 17, 32, 2, "none"), 8),
+    "8x8 w64 d4": (UNetConfig(1, 17, 64, 4, "middle"), 8),
+    "28x28 w32 d4": (UNetConfig(1, 256, 32, 4, "none"), 28),
+    "28x28 w32 d4 halvings 2": (UNetConfig(1, 256, 32, 4, "middle", halvings=2), 28),
+    "28x28 w64 d4 patch 2": (UNetConfig(1, 256, 64, 4, "middle", patch=2), 28),
+    "32x32 w32 d4": (UNetConfig(3, 256, 32, 4, "none"), 32),
+    "32x32 w64 d4": (UNetConfig(3, 256, 64, 4, "none"), 32),
+    "32x32 w64 d4 halvings 2": (UNetConfig(3, 256, 64, 4, "middle", halvings=2), 32),
+    "32x32 w64 d4 patch 2": (UNetConfig(3, 256, 64, 4, "middle", patch=2), 32),
+    "32x32 w128 d4 patch 2": (UNetConfig(3, 256, 128, 4, "middle", patch=2), 32),
+    "32x32 w128 d4 patch 4": (UNetConfig(3, 256, 128, 4, "middle", patch=4), 32),
+}
+
+
+class LiveBytes(TorchDispatchMode):
+    """Peak of the bytes of all tensors alive at once that were made inside the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live, self.peak, self.known = 0, 0, weakref.WeakSet()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(result):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage() not in self.known:
+                storage = tensor.untyped_storage()
+                self.known.add(storage)
+                self.live += storage.nbytes()
+                weakref.finalize(storage, self._free, storage.nbytes())
+                self.peak = max(self.peak, self.live)
+        return result
+
+    def _free(self, size: int) -> None:
+        self.live -= size
+
+
+def peak_memory(config: UNetConfig) -> float:
+    """Peak of one training step without the optimizer, in units of one skip connection."""
+    with torch.device("meta"):
+        net, x, t = UNet(config), torch.empty(1, config.channels, SIDE, SIDE), torch.empty(1)
+    for p in net.parameters():  # their gradients grow with depth whatever one does
+        p.requires_grad_(False)
+    x.requires_grad_()
+    with LiveBytes() as memory:
+        net(x, t).sum().backward()
+    return memory.peak / (4 * config.width * SIDE**2)
+
+
+def tasks(
+    config: UNetConfig, side: int, layout: torch.memory_format = torch.channels_last
+) -> dict[str, Callable]:
+    """The three things a network is used for, as functions without arguments."""
+    generator = torch.Generator().manual_seed(0)
+    net = UNet(config, generator).to(memory_format=layout)
+    frozen = UNet(config, generator).to(memory_format=layout).eval().requires_grad_(False)
+    x = torch.randn(BATCH, config.channels, side, side, generator=generator)
+    t = torch.rand(BATCH, generator=generator)
+    probe = torch.randint(0, 2, x.shape, generator=generator) * 2.0 - 1
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+
+    def forward() -> None:
+        with torch.no_grad():
+            frozen(x, t)
+
+    def divergence() -> None:
+        z = x.clone().requires_grad_()
+        (vjp,) = torch.autograd.grad(frozen(z, t), z, probe)
+        (vjp * probe).flatten(1).sum(1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (net(x, t) - probe).square().sum().backward()
+        optimizer.step()
+
+    return {"forward": forward, "value_divergence": divergence, "step": step}
+
+
+def flops(config: UNetConfig, side: int) -> int:
+    """Floating-point operations of one forward pass: convolutions and matrix products."""
+    with torch.device("meta"):
+        net = UNet(config)
+        x, t = torch.empty(BATCH, config.channels, side, side), torch.empty(BATCH)
+    with FlopCounterMode(display=False) as counter:
+        net(x, t)
+    return counter.get_total_flops()
+
+
+def race(functions: dict[str, Callable], repeats: int) -> dict[str, float]:
+    """Least seconds of each function over rounds that run all of them."""
+    best = dict.fromkeys(functions, float("inf"))
+    for _ in range(repeats + 1):  # the first round warms up and rarely wins
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+def matmul() -> Callable:
+    """A square product as large as the caches want it, the machine's practical peak."""
+    a = torch.randn(MATMUL, MATMUL)
+    return lambda: a @ a
+
+
+def headline(repeats: int) -> list[dict]:
+    """The goals: rate of the forward pass, and the other two tasks in forward passes."""
+    rows = []
+    for width in (64, 128):
+        config = replace(HEADLINE, width=width)
+        seconds = race({"matmul": matmul()} | tasks(config, SIDE), repeats)
+        peak = 2 * MATMUL**3 / seconds["matmul"]
+        rate = flops(config, SIDE) / seconds["forward"]
+        rows.append(
+            {
+                "width": width,
+                "matmul_gflops": peak / 1e9,
+                "forward_seconds": seconds["forward"],
+                "forward_share_of_matmul": rate / peak,
+                "value_divergence_forwards": seconds["value_divergence"] / seconds["forward"],
+                "step_forwards": seconds["step"] / seconds["forward"],
+            }
+        )
+    return rows
+
+
+def layouts(repeats: int) -> list[dict]:
+    """Contiguous kernels against channels-last ones, as a ratio of times."""
+    fast, plain = tasks(HEADLINE, SIDE), tasks(HEADLINE, SIDE, torch.contiguous_format)
+    functions = {("fast", task): f for task, f in fast.items()}
+    seconds = race(functions | {("plain", task): f for task, f in plain.items()}, repeats)
+    return [
+        {"task": task, "gain": seconds["plain", task] / seconds["fast", task]} for task in fast
+    ]
+
+
+def checkpointing(repeats: int) -> list[dict]:
+    """Peak memory over depth, and the price in time of one training step."""
+    rows = []
+    for depth in (4, 8, 16, 32, 64, 128):
+        config = replace(HEADLINE, depth=depth, attention="none")
+        frugal = replace(config, checkpointing=True)
+        row = {"depth": depth, "kept": peak_memory(config), "frugal": peak_memory(frugal)}
+        if depth == 16:
+            steps = {
+                c.checkpointing: tasks(replace(c, width=32), SIDE)["step"]
+                for c in (config, frugal)
+            }
+            seconds = race(steps, repeats)
+            row["time"] = seconds[True] / seconds[False]
+        rows.append(row)
+    return rows
+
+
+def small(repeats: int) -> list[dict]:
+    """What the laptop candidates cost per image."""
+    rows = []
+    for name, (config, side) in SMALL.items():
+        seconds = race(tasks(config, side), repeats)
+        parameters = sum(p.numel() for p in UNet(config).parameters())
+        millis = {f"{task}_ms": 1000 * s / BATCH for task, s in seconds.items()}
+        rows.append({"network": name, "parameters": parameters} | millis)
+    return rows
+
+
+def main() -> None:
+    """Run all sections, print them and write them."""
+    parser = argparse.ArgumentParser(description="Speed and memory of the U-Net.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    sections = (headline, layouts, checkpointing, small)
+    figures = {section.__name__: section(args.repeats) for section in sections}
+    figures["machine"] = {"torch": torch.__version__, "threads": args.threads}
+    text = json.dumps(figures, indent=1)
+    print(text)
+    if args.json:
+        args.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+import importlib.util
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from idode.errors import InputError
+from idode.flax_format import leaves, read
+from idode.nets import MLP, MLPConfig, UNet, UNetConfig
+from idode.nets.layers import Conv, Dense, fourier_features, sinusoid
+
+REFERENCE = Path(__file__).parent / "reference"
+TINY = UNetConfig(channels=2, levels=17, width=8, depth=3, dropout=0.0, groups=4)
+CONFIGS = [
+    TINY,
+    replace(TINY, attention="everywhere"),
+    replace(TINY, attention="none", fourier=False, flag=False),
+    replace(TINY, patch=2, channels=3),
+    replace(TINY, halvings=2, channels=1),
+    replace(TINY, patch=2, halvings=1, attention="everywhere"),
+]
+PAPER = {
+    "cifar10": UNetConfig(),
+    "imagenet32": UNetConfig(width=256),
+    "imagenet32_new": UNetConfig(width=256),
+    "cifar10_aug": UNetConfig(width=256, attention="everywhere", dropout=0.05),
+}
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def scrambled(net, seed=0):
+    """Give the zero kernels values too, or nothing inside the network shows."""
+    generator = seeded(seed)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(0.2 * torch.randn(p.shape, generator=generator) / math.sqrt(p[0].numel()))
+    return net
+
+
+def batch(config, side=8, dtype=torch.float32):
+    generator = seeded(1)
+    x = torch.randn(3, config.channels, side, side, generator=generator).to(dtype)
+    return x, torch.tensor([0.0, 0.3, 1.0], dtype=dtype), torch.tensor([0.0, 1.0, 0.0])
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_a_fresh_unet_predicts_exactly_its_input(config):
+    x, t, flag = batch(config)
+    assert torch.equal(UNet(config, seeded())(x, t, flag), x)
+
+
+def test_a_fresh_mlp_predicts_exactly_its_input():
+    x, t = torch.randn(4, 5, generator=seeded()), torch.rand(4, generator=seeded())
+    for fourier in (False, True):
+        assert torch.equal(MLP(MLPConfig(features=5, fourier=fourier), seeded())(x, t), x)
+
+
+def closed_form_count(config):
+    w, c = config.width, config.channels
+
+    def block(inputs):
+        shortcut = inputs * w + w if inputs != w else 0
+        return 2 * inputs + 9 * inputs * w + w + 4 * w * w + 2 * w + 9 * w * w + w + shortcut
+
+    attention = 2 * w + 4 * (w * w + w)
+    attentions = 1 + (2 * config.depth + 1) * (config.attention == "everywhere")
+    time = (w + 1) * 4 * w + 4 * w + 16 * w * w + 4 * w
+    ends = 9 * 5 * c * w + w + 2 * w + 9 * w * c + c
+    blocks = (config.depth + 2) * block(w) + (config.depth + 1) * block(2 * w)
+    return time + ends + blocks + attentions * attention
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_parameter_counts_of_the_paper_are_those_of_the_closed_form(name):
+    # Neither the paper nor its code prints a count: two derivations must agree instead, and
+    # the next test holds the closed form against files the authors' code wrote.
+    with torch.device("meta"):
+        net = UNet(PAPER[name])
+    assert sum(p.numel() for p in net.parameters()) == closed_form_count(PAPER[name])
+
+
+@pytest.mark.parametrize(("name", "place"), [("tiny", "middle"), ("tiny_attention", "everywhere")])
+def test_the_closed_form_counts_the_numbers_in_a_file_of_the_authors(name, place):
+    network = read(REFERENCE / f"{name}.flax")["params"]["score_model"]
+    config = UNetConfig(width=32, depth=2, attention=place)
+    assert closed_form_count(config) == sum(array.size for _, array in leaves(network))
+
+
+def test_kernels_start_lecun_normal_from_the_given_generator():
+    before = torch.get_rng_state()
+    one, two, other = (UNet(replace(TINY, width=64), seeded(s)) for s in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(one.conv_in.weight, two.conv_in.weight)
+    assert not torch.equal(one.conv_in.weight, other.conv_in.weight)
+    kernels = [m for m in one.modules() if isinstance(m, Dense | Conv)]
+    assert sum(m.zero for m in kernels) == 2 * (2 * TINY.depth + 3) + 1 + 1
+    for kernel in kernels:
+        assert not kernel.zero or not kernel.weight.any()
+    weight = one.up[0].block.conv1.weight  # 73,728 entries: 2% is five standard errors
+    std = 1 / math.sqrt(9 * 128)
+    assert weight.std().item() == pytest.approx(std, rel=0.02)
+    assert weight.abs().max().item() <= 2 * std / 0.8796256610342398 + 1e-7
+
+
+def test_time_and_flag_reach_the_output_and_no_flag_means_zero():
+    net = scrambled(UNet(TINY)).eval()
+    x, t, flag = batch(TINY)
+    y = net(x, t, flag)
+    assert torch.equal(net(x, t), net(x, t, torch.zeros(3)))
+    moved = (y - net(x, t)).flatten(1).abs().amax(1) > 1e-5
+    assert moved.tolist() == [False, True, False]
+    assert ((y - net(x, t + 0.01, flag)).flatten(1).abs().amax(1) > 1e-5).all()
+
+
+def test_the_sinusoid_runs_from_one_turn_per_unit_to_a_ten_thousandth():
+    features = sinusoid(torch.tensor([0.25]), 6)[0]
+    angles = torch.tensor([250.0, 2.5, 0.025])
+    torch.testing.assert_close(
+        features, torch.cat([angles.sin(), angles.cos()]), atol=2e-5, rtol=0
+    )
+
+
+@pytest.mark.parametrize("levels", [2, 17, 256])
+def test_fourier_features_repeat_every_bin_and_every_second_bin(levels):
+    x = torch.linspace(-1, 1, 11, dtype=torch.float64).reshape(1, 1, 11)
+    here, next_bin = fourier_features(x, levels), fourier_features(x + 2 / levels, levels)
+    _, slow_sine, fast_sine, slow_cosine, fast_cosine = range(5)
+    fast, slow = [fast_sine, fast_cosine], [slow_sine, slow_cosine]
+    torch.testing.assert_close(next_bin[:, fast], here[:, fast])
+    torch.testing.assert_close(next_bin[:, slow], -here[:, slow])
+
+
+def test_images_that_do_not_divide_are_refused_with_advice():
+    x, t, _ = batch(TINY, side=6)
+    with pytest.raises(InputError, match=r"6x6 pixels.*multiples of 4.*smaller patch"):
+        UNet(replace(TINY, patch=2, halvings=1))(x, t)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"width": 10}, "multiple of groups=4"),
+        ({"depth": 0}, "depth=0: must be 1 or more"),
+        ({"attention": "nowhere"}, "middle, everywhere, none"),
+        ({"dropout": 1.0}, "less than 1"),
+        ({"halvings": 4}, "at most depth=3"),
+    ],
+)
+def test_impossible_settings_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        replace(TINY, **changes)
+
+
+def test_impossible_settings_of_an_mlp_are_refused():
+    with pytest.raises(InputError, match="features=0"):
+        MLPConfig(features=0)
+    with pytest.raises(InputError, match="even"):
+        MLPConfig(features=2, width=7)
+
+
+def divergence_and_its_gradient(net, x, t, flag):
+    """Second-order use: the gradient, in the weights, of a squared probed divergence."""
+    x = x.clone().requires_grad_()
+    torch.manual_seed(0)  # dropout draws from the global state
+    y = net(x, t, flag)
+    probe = torch.randn(x.shape, generator=seeded(5)).sign()
+    (vjp,) = torch.autograd.grad(y, x, probe, create_graph=True)
+    loss = (vjp * probe).flatten(1).sum(1).square().sum() + y.square().sum()
+    return y, vjp, torch.autograd.grad(loss, list(net.parameters()), allow_unused=True)
+
+
+@pytest.mark.parametrize("depth", [1, 9])  # 9: segments of two blocks, the last of one
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_checkpointing_changes_no_value_and_no_first_or_second_derivative(depth, dropout):
+    config = replace(TINY, depth=depth, dropout=dropout, halvings=min(2, depth))
+    plain = scrambled(UNet(config)).double()
+    frugal = UNet(replace(config, checkpointing=True)).double()
+    frugal.load_state_dict(plain.state_dict())
+    args = batch(config, dtype=torch.float64)
+    # Dropout is drawn in the same order by both: recomputation replays, it does not draw.
+    for a, b in zip(
+        divergence_and_its_gradient(plain, *args),
+        divergence_and_its_gradient(frugal, *args),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_recomputation_leaves_the_random_state_as_a_plain_pass_does():
+    config = replace(TINY, depth=9, dropout=0.5)
+    x, t, _ = batch(config)
+    states = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        UNet(replace(config, checkpointing=checkpointing))(x, t).sum().backward()
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
+def load_benchmark():
+    path = Path(__file__).parent.parent / "benchmarks" / "networks.py"
+    spec = importlib.util.spec_from_file_location("networks_benchmark", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_memory_with_checkpointing_grows_with_the_root_of_depth():
+    benchmark = load_benchmark()
+    plain = UNetConfig(width=32, depth=8, attention="none")
+    for config, low, high in [(plain, 3.0, 4.2), (replace(plain, checkpointing=True), 1.0, 2.2)]:
+        growth = benchmark.peak_memory(replace(config, depth=32)) / benchmark.peak_memory(config)
+        assert low < growth < high  # 4 times the depth
+
+
+def test_gradients_agree_with_finite_differences():
+    config = replace(TINY, depth=1, halvings=1, attention="everywhere", levels=2)
+    net = scrambled(UNet(config)).double()
+    x = 0.1 * torch.randn(1, 2, 4, 4, dtype=torch.float64, generator=seeded())
+    x.requires_grad_()
+    t = torch.tensor([0.4], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: net(x, t), x, fast_mode=True)
+
+
+def test_bfloat16_autocast_is_near_and_keeps_the_skip_exact():
+    net = scrambled(UNet(replace(TINY, attention="everywhere"))).eval()
+    x, t, flag = batch(TINY)
+    exact = net(x, t, flag)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        near = net(x, t, flag)
+        fresh = UNet(TINY)(x, t, flag)
+    assert near.dtype == torch.float32
+    assert torch.equal(fresh, x)
+    # 8 bits of mantissa through a dozen layers
+    assert ((near - exact).norm() / (exact - x).norm()).item() < 0.05
+
+
+def test_layouts_agree_and_the_output_is_laid_out_like_the_input():
+    net = scrambled(UNet(TINY)).eval()
+    x, t, flag = batch(TINY)
+    fast = net(x, t, flag)
+    assert fast.is_contiguous()
+    assert net.conv_in.weight.is_contiguous(memory_format=torch.channels_last)
+    plain = net.to(memory_format=torch.contiguous_format)(x, t, flag)
+    torch.testing.assert_close(plain, fast, rtol=1e-4, atol=1e-5)
+
+
+def test_an_mlp_uses_time_flag_and_dropout():
+    config = MLPConfig(features=5, width=16, depth=2, dropout=0.5, flag=True)
+    net = scrambled(MLP(config))
+    x, t = torch.randn(4, 5, generator=seeded()), torch.rand(4, generator=seeded())
+    torch.manual_seed(0)
+    assert not torch.equal(net(x, t), net(x, t))
+    net.eval()
+    assert not torch.equal(net(x, t), net(x, t, torch.ones(4)))
+    assert not torch.equal(net(x, t), net(x, t / 2))
+    assert torch.equal(net(x, t), net(x, t, torch.zeros(4)))
