@@ -26,12 +26,12 @@ from idode.nets import UNet, UNetConfig
 HEADLINE = UNetConfig(width=64, depth=4, attention="middle")
 SIDE, BATCH, MATMUL = 32, 16, 2048
 SMALL = {  # (config, side): candidates for a laptop
-    "8x8 w32 d2": (UNetConfig(1, 17, 32, 2, "none"), 8),
+    "8x8 w32 d2": (UNetConfig(1, 17, 32, 2, "none", groups=8), 8),
     "8x8 w64 d4": (UNetConfig(1, 17, 64, 4, "middle"), 8),
-    "28x28 w32 d4": (UNetConfig(1, 256, 32, 4, "none"), 28),
-    "28x28 w32 d4 halvings 2": (UNetConfig(1, 256, 32, 4, "middle", halvings=2), 28),
+    "28x28 w32 d4": (UNetConfig(1, 256, 32, 4, "none", groups=8), 28),
+    "28x28 w32 d4 halvings 2": (UNetConfig(1, 256, 32, 4, "middle", groups=8, halvings=2), 28),
     "28x28 w64 d4 patch 2": (UNetConfig(1, 256, 64, 4, "middle", patch=2), 28),
-    "32x32 w32 d4": (UNetConfig(3, 256, 32, 4, "none"), 32),
+    "32x32 w32 d4": (UNetConfig(3, 256, 32, 4, "none", groups=8), 32),
     "32x32 w64 d4": (UNetConfig(3, 256, 64, 4, "none"), 32),
     "32x32 w64 d4 halvings 2": (UNetConfig(3, 256, 64, 4, "middle", halvings=2), 32),
     "32x32 w64 d4 patch 2": (UNetConfig(3, 256, 64, 4, "middle", patch=2), 32),

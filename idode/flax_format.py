@@ -61,7 +61,7 @@ def encode(tree: Tree, *, chunk_bytes: int = CHUNK_BYTES) -> bytes:
 
     def pack(value: object) -> object:
         if isinstance(value, np.ndarray):
-            if value.nbytes > chunk_bytes:
+            if value.nbytes > max(chunk_bytes, value.itemsize):
                 return _chunks(value, chunk_bytes)
             return msgpack.ExtType(ARRAY, _pack_array(value))
         if isinstance(value, np.generic):

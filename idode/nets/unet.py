@@ -42,7 +42,8 @@ class UNetConfig:
         depth: Residual blocks on the way down; there is one more on the way up.
         attention: ``middle`` (once), ``everywhere`` (also after every block) or ``none``.
         dropout: Rate inside each block, while training.
-        groups: Groups of each normalisation.
+        groups: Groups of each normalisation. Keep it below ``width``: with one channel a group,
+            normalisation subtracts what the condition adds, and the network is blind to time.
         fourier: Whether sines and cosines of x are given beside x.
         flag: Whether the augmentation flag is an input.
         patch: Side of the patches folded into channels.
