@@ -1,13 +1,16 @@
 """The order of the samples, the loader, and the augmentation."""
 
 import itertools
+import mmap
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from idode.data import Batches, Loader, augment
+from idode.data.mapped import blocks, release
 from idode.errors import InputError
 
 
@@ -80,6 +83,37 @@ def test_an_error_in_the_thread_is_raised_where_the_batch_is_asked_for():
     assert len(list(itertools.islice(loader, 2))) == 2
     with pytest.raises(RuntimeError, match="no third batch"):
         next(loader)
+
+
+def test_releasing_pages_never_loses_values(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(4096.0))
+    changed = np.load(tmp_path / "a.npy", mmap_mode="c")
+    changed[:] = 7
+    anonymous = np.frombuffer(mmap.mmap(-1, 4096), np.uint8)
+    anonymous[:] = 7
+    for array in (changed, changed[3:], anonymous):
+        release(array)
+        assert (array == 7).all()
+    kept = np.load(tmp_path / "a.npy", mmap_mode="r")
+    release(kept[5:])
+    np.testing.assert_array_equal(kept, np.arange(4096.0))
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="resident pages are unknown")
+def test_a_pass_over_a_map_leaves_little_of_it_resident(tmp_path):
+    size = 100_000_000
+    np.save(tmp_path / "a.npy", np.zeros(size, np.uint8))
+    split = np.load(tmp_path / "a.npy", mmap_mode="r").reshape(-1, 1000)
+    path = (tmp_path / "a.npy").resolve()
+
+    def resident():
+        text = Path("/proc/self/smaps").read_text()
+        return int(text[text.index(str(path)) :].split("Rss:")[1].split()[0]) * 1024
+
+    assert sum(int(block.sum()) for block in blocks(split)) == 0
+    assert resident() < size / 10
+    assert int(split.sum()) == 0  # the same pass without releasing
+    assert resident() > size / 2
 
 
 IMAGE = torch.arange(9, dtype=torch.uint8).reshape(1, 3, 3)

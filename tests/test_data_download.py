@@ -84,8 +84,10 @@ def test_a_broken_transfer_goes_on_where_it_broke(server, tmp_path):
 
 
 def test_a_part_of_an_earlier_run_is_used(server, tmp_path):
+    seen = []
     (tmp_path / "a.part").write_bytes(BODY[:1000])
-    download(address(server), tmp_path / "a", SHA)
+    download(address(server), tmp_path / "a", SHA, lambda *report: seen.append(report))
+    assert seen[-1] == (len(BODY), len(BODY))
     assert (tmp_path / "a").read_bytes() == BODY
     assert server.requests == ["bytes=1000-"]
 

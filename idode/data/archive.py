@@ -24,7 +24,7 @@ __all__ = ["Member", "members", "natural", "official_members", "open_packed"]
 
 BROKEN = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, LZMAError, EOFError, OSError),
-    *(RuntimeError, NotImplementedError),  # zips that are encrypted or packed in odd ways
+    RuntimeError,  # zips that are encrypted or packed in odd ways
 )
 ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 # Deflate cannot exceed 1,032:1; real pictures stay below 20:1.
@@ -36,9 +36,14 @@ def natural(name: str) -> list[tuple[int, str]]:
 
     >>> sorted(["b10", "b2", "a"], key=natural)
     ['a', 'b2', 'b10']
+    >>> sorted(["x1", "x01"], key=natural) == sorted(["x01", "x1"], key=natural)
+    True
     """
-    parts = re.split(r"([0-9]+)", name)
-    return [(int(part), "") if i % 2 else (-1, part) for i, part in enumerate(parts)]
+    key = [(-1, part) for part in re.split(r"([0-9]+)", name)]
+    for i in range(1, len(key), 2):
+        digits = key[i][1].lstrip("0")
+        key[i] = (len(digits), digits)  # as numbers, without a limit on their length
+    return [*key, (-1, name)]
 
 
 @dataclass(frozen=True)

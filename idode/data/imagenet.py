@@ -43,7 +43,9 @@ def batch(member: Member, split: SplitName) -> Chunks:
             for rows in npz_rows(file, member.name, "data"):
                 yield split, planes(rows, member.name)
         else:
-            yield split, planes(unpickle(file, member.name).get("data"), member.name)
+            images = planes(unpickle(file, member.name).get("data"), member.name)
+            for start in range(0, len(images), CHUNK_ROWS):
+                yield split, images[start : start + CHUNK_ROWS]
 
 
 def read_imagenet32(path: Path) -> Chunks:

@@ -18,12 +18,15 @@ def release(array: NDArray[Any]) -> None:
     """Give the resident pages of a memory-mapped array back to the system.
 
     A pass over a map leaves every page it touched in the process's resident size, which a job
-    scheduler counts as memory used; the page cache keeps them without that. No-op elsewhere.
+    scheduler counts as memory used; the page cache keeps them without that. Only maps opened for
+    reading are released, since elsewhere it would throw values away.
     """
     owner: object = array
+    reading = False
     while isinstance(owner, np.ndarray):
+        reading |= isinstance(owner, np.memmap) and owner.mode == "r"
         owner = owner.base
-    if isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+    if reading and isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         owner.madvise(mmap.MADV_DONTNEED)
 
 
