@@ -1,0 +1,127 @@
+r"""The divergence :math:`\nabla\cdot v`, exact or by Hutchinson's probes.
+
+One vector-Jacobian product gives the value and an unbiased estimate together:
+:math:`\nabla\cdot v = \mathbb E[p^\top(\nabla v)p]` for any probe of unit covariance. Gradients
+flow through the estimate where they are enabled, which the second-order objective needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from idode.errors import InputError
+from idode.numerics import per_sample
+
+__all__ = ["PROBES", "Probe", "exact", "gaussian", "hutchinson", "rademacher"]
+
+Field = Callable[[Tensor], Tensor]
+
+
+class Probe(Protocol):
+    """Draws probes of mean 0 and covariance I."""
+
+    def __call__(self, n: int, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        """``n`` probes for each sample of ``x``, shape ``(n, B, *)``."""
+        ...
+
+
+def rademacher(n: int, x: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Signs: the smallest variance among independent probes, none at all on a diagonal."""
+    device = x.device if generator is None else generator.device
+    bits = torch.randint(0, 2, (n, *x.shape), generator=generator, device=device)
+    return (2 * bits - 1).to(device=x.device, dtype=x.dtype)
+
+
+def gaussian(n: int, x: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Normal probes, as in FFJORD and ScoreSDE."""
+    device = x.device if generator is None else generator.device
+    probe = torch.randn((n, *x.shape), generator=generator, device=device, dtype=x.dtype)
+    return probe.to(x.device)
+
+
+PROBES: dict[str, Probe] = {"rademacher": rademacher, "gaussian": gaussian}
+
+
+def hutchinson(f: Field, x: Tensor, probes: Tensor) -> tuple[Tensor, Tensor]:
+    """Value of ``f`` and one divergence estimate for each probe, from one forward pass.
+
+    Args:
+        f: Field, ``(B, *)`` to ``(B, *)``, each sample on its own.
+        x: States ``(B, *)``.
+        probes: ``(n, B, *)``.
+
+    Returns:
+        ``f(x)`` of shape ``(B, *)`` and the estimates ``(n, B)``; their mean over n is the
+        estimate of the divergence.
+    """
+    if probes.shape[1:] != x.shape:
+        raise InputError(
+            f"probes must have shape (n, {', '.join(map(str, x.shape))}) to match the state, "
+            f"got {tuple(probes.shape)}"
+        )
+    training = torch.is_grad_enabled()
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        y = f(x)
+        last = len(probes) - 1
+        estimates = [
+            per_sample(p * _vjp(y, x, p, create_graph=training, keep=training or i < last))
+            for i, p in enumerate(probes)
+        ]
+    return (y if training else y.detach()), torch.stack(estimates)
+
+
+def exact(f: Field, x: Tensor, chunk: int = 64) -> tuple[Tensor, Tensor]:
+    """Value of ``f`` and its exact divergence ``(B,)``, by as many products as dimensions.
+
+    Args:
+        f: Field, ``(B, *)`` to ``(B, *)``, each sample on its own.
+        x: States ``(B, *)`` of any shape.
+        chunk: Rows of the Jacobian held in memory at once.
+    """
+    training = torch.is_grad_enabled()
+    dim = x[0].numel()
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        y = f(x)
+        div = torch.zeros(len(x), dtype=y.dtype, device=y.device)
+        for start in range(0, dim, chunk):
+            rows = range(start, min(start + chunk, dim))
+            keep = training or rows.stop < dim
+            basis = torch.zeros(len(rows), len(x), dim, dtype=y.dtype, device=y.device)
+            basis[range(len(rows)), :, rows] = 1
+            jacobian = _vjp(
+                y, x, basis.reshape(-1, *x.shape), create_graph=training, keep=keep, batched=True
+            )
+            flat = jacobian.reshape(len(rows), len(x), dim)
+            div = div + flat[range(len(rows)), :, rows].sum(0)
+    return (y if training else y.detach()), div
+
+
+def _vjp(
+    y: Tensor,
+    x: Tensor,
+    cotangent: Tensor,
+    *,
+    create_graph: bool,
+    keep: bool,
+    batched: bool = False,
+) -> Tensor:
+    # A field that does not depend on x (a constant, or a fresh zero-initialised layer) has no
+    # graph at all; its divergence is zero, not an error.
+    if not y.requires_grad:
+        return torch.zeros_like(cotangent)
+    (product,) = torch.autograd.grad(
+        y,
+        x,
+        cotangent,
+        retain_graph=keep,
+        create_graph=create_graph,
+        is_grads_batched=batched,
+        materialize_grads=True,
+    )
+    return product

@@ -1,0 +1,132 @@
+r"""Broadcasting, sums and root finding that every formula shares."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from idode.errors import InputError
+
+__all__ = [
+    "check_range",
+    "increasing_root",
+    "integrate",
+    "like",
+    "log_mean_exp",
+    "nats_to_bits",
+    "per_sample",
+]
+
+
+def like(coefficient: Tensor, x: Tensor) -> Tensor:
+    """Reshape a coefficient ``(B,)`` or ``()`` so that it multiplies ``x`` of shape ``(B, *)``.
+
+    It takes the dtype of ``x`` here and not earlier: coefficients span nine orders of magnitude,
+    so they are computed in the precision of the clock.
+    """
+    coefficient = coefficient.to(x.dtype)
+    return coefficient.reshape(coefficient.shape + (1,) * (x.ndim - coefficient.ndim))
+
+
+def per_sample(x: Tensor) -> Tensor:
+    """Sum of all but the first axis, ``(B, *)`` to ``(B,)``."""
+    return x.flatten(1).sum(1)
+
+
+def log_mean_exp(log_w: Tensor) -> Tensor:
+    r"""Log of the mean weight, :math:`\log \frac1K \sum_k w_k`, ``(K, B)`` to ``(B,)``.
+
+    The mean and not the sum: without :math:`-\log K` a bound would improve with K for free.
+    """
+    return torch.logsumexp(log_w, dim=0) - math.log(log_w.shape[0])
+
+
+def nats_to_bits(nats: Tensor, dim: int) -> Tensor:
+    """Negative log-likelihood in nats to bits per dimension, any shape."""
+    return nats / (dim * math.log(2))
+
+
+def check_range(gamma_min: float, gamma_max: float) -> None:
+    """Refuse an empty or unbounded stretch of the clock."""
+    if not (math.isfinite(gamma_min) and math.isfinite(gamma_max)) or gamma_min >= gamma_max:
+        raise InputError(
+            f"need finite gamma_min < gamma_max, got {gamma_min} and {gamma_max}: "
+            "gamma is log(sigma²/alpha²), small where there is little noise"
+        )
+
+
+def increasing_root(
+    f: Callable[[Tensor], Tensor],
+    df: Callable[[Tensor], Tensor],
+    target: Tensor,
+    lo: float,
+    hi: float,
+) -> Tensor:
+    """Solve ``f(y) = target`` for an increasing ``f`` on ``[lo, hi]``, element by element.
+
+    Newton inside a shrinking bracket: quadratic where the slope is kind, bisection where it is
+    not, so that a slope that fades over ten orders of magnitude costs steps and never the answer.
+
+    Args:
+        f: Increasing function, ``(*)`` to ``(*)``.
+        df: Its slope.
+        target: Values to reach, clamped to the range of ``f``.
+        lo: Lower end of the bracket.
+        hi: Upper end.
+
+    Returns:
+        Roots in the dtype of ``target``.
+    """
+    below, above = torch.full_like(target, lo), torch.full_like(target, hi)
+    y = (below + above) / 2
+    step = above - below
+    eps, scale = torch.finfo(target.dtype).eps, max(abs(lo), abs(hi), 1.0)
+    for _ in range(200):
+        miss = f(y) - target
+        below, above = torch.where(miss < 0, y, below), torch.where(miss < 0, above, y)
+        newton = y - miss / df(y)
+        # A comparison with NaN is false, so a vanished slope falls back to bisection by itself.
+        inside = (newton > below) & (newton < above)
+        last, new = step, torch.where(inside, newton, (below + above) / 2)
+        y, step = new, (new - y).abs()
+        # Done when steps vanish, or are small and shrink no more: f itself is then all rounding.
+        stalled = (step >= last) & (step < eps**0.5 * scale)
+        if bool((stalled | (step <= 4 * eps * scale)).all()):
+            break
+    return y.clamp(lo, hi)
+
+
+@functools.cache
+def _gauss_legendre(order: int) -> tuple[np.ndarray, np.ndarray]:
+    nodes, weights = np.polynomial.legendre.leggauss(order)
+    return nodes, weights
+
+
+def integrate(
+    f: Callable[[Tensor], Tensor], lo: Tensor, hi: Tensor, panels: int = 16, order: int = 16
+) -> Tensor:
+    """Integral of ``f`` from ``lo`` to ``hi``, element by element, by Gauss-Legendre panels.
+
+    Sixteen panels of sixteen nodes reach float64 rounding for the logistic-shaped weights of
+    every schedule on spans of some fifty units of gamma.
+
+    Args:
+        f: Smooth function, ``(*)`` to ``(*)``.
+        lo: Lower ends ``(*)``.
+        hi: Upper ends ``(*)``.
+        panels: Equal pieces of each interval.
+        order: Nodes in each piece.
+    """
+    nodes, weights = (
+        torch.as_tensor(a, dtype=lo.dtype, device=lo.device) for a in _gauss_legendre(order)
+    )
+    starts = torch.arange(panels, dtype=lo.dtype, device=lo.device)
+    unit = ((starts[:, None] + (nodes + 1) / 2) / panels).reshape(-1)  # (panels * order,)
+    span = (hi - lo)[..., None]
+    values = f(lo[..., None] + span * unit)
+    return (values * weights.repeat(panels)).sum(-1) * span[..., 0] / (2 * panels)

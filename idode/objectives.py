@@ -1,0 +1,117 @@
+r"""What training minimises: first-order matching and the error-bounded trace objective.
+
+All functions are pure: data, noise, times and probes come in, per-sample terms in nats go out.
+Divide by the density the times were drawn from to estimate the integral over the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from idode.divergence import hutchinson
+from idode.errors import InputError
+from idode.model import DiffusionODE
+from idode.numerics import like, per_sample
+from idode.predictors import NOISE, VELOCITY, convert, target
+from idode.schedules import Schedule
+
+__all__ = ["Losses", "diffuse", "first_order", "second_order"]
+
+Weight = Callable[[Tensor], Tensor]
+
+
+def diffuse(x0: Tensor, eps: Tensor, gamma: Tensor, schedule: Schedule) -> Tensor:
+    r""":math:`x = \alpha x_0 + \sigma\epsilon`, ``(B, *)`` (math.md: forward)."""
+    return like(schedule.alpha(gamma), x0) * x0 + like(schedule.sigma(gamma), x0) * eps
+
+
+def first_order(
+    model: DiffusionODE,
+    x0: Tensor,
+    eps: Tensor,
+    gamma: Tensor,
+    weight: Weight | None = None,
+    flag: Tensor | None = None,
+) -> Tensor:
+    r"""Matching loss of the model's own predictor, ``(B,)`` (math.md: matching).
+
+    With the likelihood weighting (the default) it equals :math:`\frac12\|\epsilon -
+    \hat\epsilon\|^2` whatever the network predicts, and its integral over gamma is the
+    diffusion term of the variational bound.
+
+    Args:
+        model: Network, predictor and schedule.
+        x0: Clean data ``(B, *)``.
+        eps: Standard normal noise ``(B, *)``.
+        gamma: Noise levels ``(B,)``.
+        weight: Of the squared error at ``gamma``; ``None`` is the likelihood's.
+        flag: Augmentation flags ``(B,)``.
+    """
+    schedule, predictor = model.schedule, model.predictor
+    said = model.predict(diffuse(x0, eps, gamma, schedule), gamma, predictor, flag)
+    error = per_sample((said - target(x0, eps, gamma, schedule, predictor)) ** 2)
+    w = predictor.likelihood_weight(schedule, gamma) if weight is None else weight(gamma)
+    return w.to(error.dtype) * error
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Per-sample terms of the fine-tuning objective."""
+
+    first: Tensor  # (B,) nats
+    second: Tensor  # (B,) nats
+
+    def mixed(self, ratio: float) -> Tensor:
+        r""":math:`J_1 + \lambda J_2`; the paper takes :math:`\lambda = 0.1`."""
+        return self.first + ratio * self.second
+
+
+def second_order(
+    model: DiffusionODE,
+    x0: Tensor,
+    eps: Tensor,
+    gamma: Tensor,
+    probes: Tensor,
+    unbiased: bool = False,
+    flag: Tensor | None = None,
+) -> Losses:
+    r"""First-order loss and the trace objective (math.md: trace-objective).
+
+    .. math:: J_2 = \frac2d\Big(\nabla\cdot v - d\,\dot{(\log\sigma)} + \mathrm{sg}[J_1]\Big)^2
+
+    At the optimum the bracket has mean zero for every state. Its square is estimated from noisy
+    traces: the square of their mean is too large by the variance of that mean; ``unbiased``
+    takes the mean product of two different probes instead, which may be negative for a sample.
+
+    Args:
+        model: Network, predictor and schedule.
+        x0: Clean data ``(B, *)``.
+        eps: Standard normal noise ``(B, *)``.
+        gamma: Noise levels ``(B,)``.
+        probes: Hutchinson probes ``(n, B, *)``.
+        unbiased: Needs at least two probes.
+        flag: Augmentation flags ``(B,)``.
+    """
+    n = len(probes)
+    if unbiased and n < 2:
+        raise InputError(
+            f"the unbiased square needs at least 2 independent probes, got {n}: draw more, "
+            "or leave unbiased off"
+        )
+    schedule, dim = model.schedule, x0[0].numel()
+    xt = diffuse(x0, eps, gamma, schedule)
+    v, div = hutchinson(lambda x: model.velocity(x, gamma, flag), xt, probes)
+    eps_hat = convert(v, xt, gamma, schedule, VELOCITY, NOISE)
+    first = per_sample((eps - eps_hat) ** 2) / 2
+    # The first-order error stands for a posterior variance here; were its gradient kept, the
+    # network could lower the sum by making that error worse.
+    offset = dim * schedule.dlog_sigma(gamma).to(first.dtype) - first.detach()
+    miss = div - offset  # (n, B)
+    if unbiased:
+        square = (miss.sum(0) ** 2 - (miss**2).sum(0)) / (n * (n - 1))
+    else:
+        square = miss.mean(0) ** 2
+    return Losses(first, 2 / dim * square)
