@@ -1,0 +1,8 @@
+"""``python -m idode`` is ``idode``."""
+
+import sys
+
+from idode.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The commands of ``idode``: each has ``add_arguments(parser)`` and ``run(args) -> int``."""

@@ -1,0 +1,77 @@
+"""``idode import``: a checkpoint file of the paper's authors, or of VDM, to a run folder."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+__all__ = ["add_arguments", "run"]
+
+# The clock of every published U-Net, whatever noise schedule was learned beside it.
+GAMMAS = (-13.3, 5.0)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``idode import``."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="such as ckpt-6000000.flax")
+    parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="folder of the run")
+    parser.add_argument(
+        "--schedule", default="vp", metavar="NAME", help="vp or sp, as it was trained [vp]"
+    )
+    parser.add_argument(
+        "--predictor",
+        default="normalized-velocity",
+        metavar="NAME",
+        help="what the network predicts; noise for plain VDM [normalized-velocity]",
+    )
+    parser.add_argument("--raw", action="store_true", help="the weights without averaging")
+    parser.add_argument("--data", metavar="SPEC", help="what it was trained on [unknown]")
+    parser.add_argument("--levels", type=int, default=256, help="grey levels of a pixel [256]")
+    parser.add_argument("--size", type=int, default=32, help="side of an image in pixels [32]")
+    parser.add_argument("--force", action="store_true", help="replace the run that is there")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out ``idode import``; the exit code."""
+    from idode.commands.session import claim, fitted
+    from idode.config import Config, ModelConfig
+    from idode.data import load
+    from idode.flax_format import read
+    from idode.nets import UNet
+    from idode.nets.vdm_weights import infer_config, learned_gamma_range, to_state_dict
+    from idode.run import Run, diffusion_ode, save_model
+
+    tree = read(args.file)
+    net = infer_config(tree, raw=args.raw, levels=args.levels)
+    weights = to_state_dict(tree, net, raw=args.raw)
+    learned = learned_gamma_range(tree, raw=args.raw)
+    gamma_min, gamma_max = learned or GAMMAS
+    config = Config(
+        name=f"import:{args.file.name}",
+        data=args.data,
+        net=net,
+        model=ModelConfig(
+            schedule=args.schedule,
+            predictor=args.predictor,
+            gamma_min=gamma_min,
+            gamma_max=gamma_max,
+            clock=None if learned is None else GAMMAS,
+            levels=args.levels,
+            shape=(net.channels, args.size, args.size),
+        ),
+    )
+    diffusion_ode(UNet(net), config)  # names are refused before anything is written
+    data = None if args.data is None else load(args.data)
+    if data is not None:
+        config = fitted(config, data)
+    claim(args.out, resume=False, force=args.force)
+    Run(args.out, config, None if data is None else data.identity).write_config()
+    save_model(args.out, weights)
+    if not args.quiet:
+        count = sum(w.numel() for w in weights.values())
+        print(
+            f"{args.out}: {count} parameters, width {net.width}, depth {net.depth}, "
+            f"{args.schedule}, predicts {args.predictor}, gamma {gamma_min:g} to {gamma_max:g}"
+        )
+    return 0

@@ -1,0 +1,208 @@
+"""A run folder: what was trained, on what, and the model that came of it.
+
+::
+
+    RUN/config.json         configuration, identity of the data, version
+    RUN/metrics.jsonl       one line for each interval of training
+    RUN/model.safetensors   averaged weights: all that evaluation needs besides config.json
+    RUN/checkpoints/        all that training needs to go on
+
+Nothing in it is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from idode import __version__
+from idode.clocks import ScaledGamma
+from idode.config import Config, from_json, to_json
+from idode.data import Identity
+from idode.errors import InputError, choose
+from idode.model import DiffusionODE
+from idode.nets import MLP, UNet, UNetConfig
+from idode.predictors import PREDICTORS
+from idode.schedules import SCHEDULES, start_gamma
+
+__all__ = [
+    "Run",
+    "build_net",
+    "diffusion_ode",
+    "open_run",
+    "save_model",
+    "sync_folder",
+    "write_atomically",
+]
+
+FORMAT = 1
+CONFIG, METRICS, MODEL, CHECKPOINTS = (
+    "config.json",
+    "metrics.jsonl",
+    "model.safetensors",
+    "checkpoints",
+)
+
+
+def build_net(config: Config, generator: torch.Generator | None = None) -> UNet | MLP:
+    """A fresh network."""
+    if isinstance(config.net, UNetConfig):
+        return UNet(config.net, generator)
+    return MLP(config.net, generator)
+
+
+def diffusion_ode(net: nn.Module, config: Config) -> DiffusionODE:
+    """The network read as the configuration says."""
+    model = config.model
+    gamma_min = model.gamma_min
+    if gamma_min is None:
+        if model.levels is None:
+            raise InputError(
+                "continuous data has no bins to derive gamma_min from: set the least noise, such "
+                "as --set model.gamma_min=-8"
+            )
+        gamma_min = start_gamma(model.levels)
+    return DiffusionODE(
+        net=net,
+        schedule=choose("schedule", model.schedule, SCHEDULES),
+        gamma_min=gamma_min,
+        gamma_max=model.gamma_max,
+        predictor=choose("predictor", model.predictor, PREDICTORS),
+        clock=None if model.clock is None else ScaledGamma(*model.clock),
+        levels=model.levels,
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder that has a configuration.
+
+    ``identity`` is that of the training data, ``None`` for an imported model.
+    """
+
+    path: Path
+    config: Config
+    identity: Identity | None
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line."""
+        return self.path / METRICS
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / CHECKPOINTS
+
+    def weights(self) -> dict[str, Tensor]:
+        """The averaged weights by name, on the CPU."""
+        file = self.path / MODEL
+        if not file.exists():
+            raise InputError(
+                f"{self.path} has no {MODEL} yet: train it to its first checkpoint "
+                f"(idode train --resume --out {self.path})"
+            )
+        try:
+            return load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"{file} cannot be read ({error}): get or train it again") from None
+
+    def net(self) -> UNet | MLP:
+        """The trained network on the CPU, in evaluation mode."""
+        net, weights = build_net(self.config), self.weights()
+        state = net.state_dict()
+        wrong = [n for n in state.keys() | weights.keys() if not _fits(state, weights, n)]
+        if wrong:
+            raise InputError(
+                f"{self.path / MODEL} does not fit its {CONFIG}: {len(wrong)} arrays differ, such "
+                f"as {min(wrong)}; get both from the same run"
+            )
+        net.load_state_dict(weights)
+        return net.eval().requires_grad_(False)
+
+    def model(self, device: torch.device | str = "cpu") -> DiffusionODE:
+        """The trained diffusion ODE."""
+        return diffusion_ode(self.net().to(device), self.config)
+
+    def write_config(self) -> None:
+        """Create the folder, if need be, and its ``config.json``."""
+        value = {
+            "format": FORMAT,
+            "idode": __version__,
+            "config": to_json(self.config),
+            "data": None if self.identity is None else self.identity.to_json(),
+        }
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path / CONFIG, json.dumps(value, indent=1) + "\n")
+        except OSError as error:
+            raise InputError(
+                f"cannot write to {self.path} ({error.strerror}): give a folder you may write to"
+            ) from None
+
+
+def open_run(path: Path | str) -> Run:
+    """The run in a folder."""
+    path = Path(path)
+    if not path.is_dir():
+        raise InputError(f"there is no run folder {path}: check the path")
+    try:
+        value: dict[str, Any] = json.loads((path / CONFIG).read_text())
+        found = value["format"]
+        config, data = value["config"], value["data"]
+    except FileNotFoundError:
+        raise InputError(f"{path} has no {CONFIG}: it is not the folder of a run") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path / CONFIG} cannot be read ({error}): it is damaged") from None
+    if found != FORMAT:
+        raise InputError(f"{path} has format {found}, this version reads {FORMAT}: update idode")
+    return Run(path, from_json(config), None if data is None else Identity.from_json(data))
+
+
+def save_model(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write ``model.safetensors`` of the run at ``path`` in one atomic step."""
+    temporary = path / f".{MODEL}.tmp"
+    try:
+        save_file(
+            {name: value.detach().cpu().contiguous() for name, value in weights.items()}, temporary
+        )
+        _replace(temporary, path / MODEL)
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(f"cannot write {path / MODEL} ({error}): make room and resume") from None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small file so that a reader finds the old or the new one, whole."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    _replace(temporary, path)
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames inside a folder survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def _fits(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name: str) -> bool:
+    return name in a and name in b and a[name].shape == b[name].shape

@@ -1,0 +1,115 @@
+"""Several processes, or one: what training asks of them is the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from idode.errors import InputError
+
+__all__ = ["World", "joined"]
+
+
+@dataclass(frozen=True)
+class World:
+    """One process among ``size``; rank 0 is the one that writes."""
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process owns the run folder."""
+        return self.rank == 0
+
+    def rows(self, count: int, piece: int = 0, pieces: int = 1) -> slice:
+        """This process's rows of a global batch of ``count``, or one of several pieces of them."""
+        parts = self.size * pieces
+        if count % parts:
+            raise InputError(
+                f"batch_size={count}: must be a multiple of {self.size} processes times "
+                f"{pieces} pieces"
+            )
+        size, first = count // parts, self.rank * pieces + piece
+        return slice(first * size, (first + 1) * size)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Concatenation along the first axis in the order of ranks, the same on all."""
+        if self.size == 1:
+            return x
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        distributed.all_gather(parts, x.contiguous())
+        return torch.cat(parts)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Sum over all processes."""
+        if self.size > 1:
+            distributed.all_reduce(x)
+        return x
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite tensors with those of rank 0: only its node needs to see the run folder."""
+        if self.size == 1:
+            return
+        for x in tensors:
+            flat = x.detach().contiguous()
+            distributed.broadcast(flat, src=0)
+            x.detach().copy_(flat)
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        if self.size > 1:
+            distributed.barrier()
+
+    def wrap(self, net: nn.Module) -> nn.Module:
+        """The network with gradients averaged over all processes while they are computed."""
+        if self.size == 1:
+            return net
+        devices = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(net, device_ids=devices)
+
+    def accumulating(self, net: nn.Module) -> AbstractContextManager[None]:
+        """Keep gradients local, for all pieces of a batch but the last."""
+        if isinstance(net, DistributedDataParallel):
+            held: AbstractContextManager[None] = net.no_sync()
+            return held
+        return nullcontext()
+
+
+def pick_device(name: str | None, local_rank: int) -> torch.device:
+    """The named device, else the GPU of this process, else the CPU."""
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"--device {name} cannot be used ({reason}): try cpu or cuda") from None
+    return torch.device("cuda", local_rank) if name == "cuda" else device
+
+
+@contextmanager
+def joined(device: str | None = None) -> Iterator[World]:
+    """This process's place among those ``torchrun`` started; alone where there are none."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+    place = pick_device(device, local)
+    if size == 1:
+        yield World(place)
+        return
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    # The clock, the counters and the time density live on the CPU whatever the network does.
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo")
+    try:
+        yield World(place, rank, size)
+    finally:
+        distributed.destroy_process_group()

@@ -1,0 +1,39 @@
+"""Stopping between two steps when asked to, and not in the middle of one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+__all__ = ["Interruption"]
+
+
+class Interruption:
+    """Notes the first SIGINT or SIGTERM while active; the second one acts as it always does."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before: dict[signal.Signals, signal.Handlers] = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)  # type: ignore[assignment]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._restore()

@@ -1,0 +1,117 @@
+"""What training says about itself: sums over an interval, ``metrics.jsonl``, TensorBoard."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor
+
+from idode.errors import InputError
+from idode.run import write_atomically
+
+__all__ = ["MetricsLog", "Window"]
+
+
+class Window:
+    """Sums since the last line of metrics, in one tensor that is checkpointed with the rest."""
+
+    def __init__(self) -> None:
+        self.sums = torch.zeros(6, dtype=torch.float64)
+
+    def add(self, loss: Tensor, second: Tensor, norm: float) -> None:
+        """One step: losses ``(B,)`` and their second-order share, divided by the density."""
+        total, square = loss.double().sum(), (loss.double() ** 2).sum()
+        new = (1.0, len(loss), float(total), float(square), float(second.double().sum()), norm)
+        self.sums += torch.tensor(new, dtype=torch.float64)
+
+    def summary(self, dim: int) -> dict[str, float]:
+        """Means in bits/dim; the variance is that of one sample's loss, in (bits/dim)²."""
+        steps, count, total, square, second, norm = self.sums.tolist()
+        bits = 1 / (dim * math.log(2))
+        mean = total / count
+        return {
+            "loss": mean * bits,
+            "second_order": second / count * bits,
+            "loss_variance": max(0.0, square / count - mean**2) * bits**2,
+            "grad_norm": norm / steps,
+        }
+
+    def clear(self) -> None:
+        """Start the next interval."""
+        self.sums.zero_()
+
+
+class MetricsLog:
+    """Appends to ``metrics.jsonl``; lines beyond ``step`` are of a run that died and are cut.
+
+    Without a path it does nothing: on all processes but the one that writes.
+    """
+
+    def __init__(self, path: Path | None, step: int) -> None:
+        self._file: TextIO | None = None
+        self._board: Any = None
+        if path is None:
+            return
+        try:
+            if path.exists():
+                write_atomically(path, "".join(_lines_until(path, step)))
+            self._file = path.open("a")
+        except OSError as error:
+            raise InputError(f"cannot write {path} ({error.strerror}): make room first") from None
+        self._board = _tensorboard(path.parent / "tensorboard", step)
+
+    def write(self, line: dict[str, Any]) -> None:
+        """One JSON object, out of this process's hands when this returns."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise InputError(
+                f"cannot write {self._file.name} ({error.strerror}): make room and resume"
+            ) from None
+        if self._board is not None:
+            for name, value in line.items():
+                if name != "step" and isinstance(value, int | float):
+                    self._board.add_scalar(name, value, line["step"])
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _lines_until(path: Path, step: int) -> list[str]:
+    kept = []
+    for line in path.read_text().splitlines(keepends=True):
+        try:
+            if line.endswith("\n") and json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue  # torn by the death of its writer
+    return kept
+
+
+def _tensorboard(folder: Path, step: int) -> Any:  # noqa: ANN401  an optional package's type
+    """A writer where the package is installed, else ``None``."""
+    if importlib.util.find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=step + 1)

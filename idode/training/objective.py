@@ -1,0 +1,131 @@
+r"""The training loss of a configuration: batches of noised data, and their per-sample terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from idode.clocks import CLOCKS
+from idode.config import ObjectiveConfig
+from idode.data import augment
+from idode.divergence import rademacher
+from idode.errors import InputError, choose
+from idode.model import DiffusionODE
+from idode.objectives import Losses, first_order, second_order
+from idode.time_sampling import (
+    Adaptive,
+    Designed,
+    TimeDensity,
+    Times,
+    UniformGamma,
+    UniformTime,
+    quantiles,
+)
+
+__all__ = ["WEIGHTINGS", "Batch", "Objective", "build_density", "scaled"]
+
+Weighting = Callable[[Times], Callable[[Tensor], Tensor] | None]
+
+WEIGHTINGS: dict[str, Weighting] = {
+    "likelihood": lambda times: None,
+    # The plain squared error of what the network predicts, averaged over the drawn times: the
+    # density, which every estimate is divided by, cancels.
+    "simple": lambda times: lambda gamma: times.density,
+}
+
+
+def build_density(
+    name: str, model: DiffusionODE, generator: torch.Generator | None = None
+) -> TimeDensity:
+    """The time density called ``name`` on the model's clock."""
+    ends = model.gamma_min, model.gamma_max
+    kind, _, clock = name.partition(":")
+    if kind == "uniform-time":
+        return UniformTime(choose("clock", clock, CLOCKS), *ends)
+    densities: dict[str, Callable[[], TimeDensity]] = {
+        "designed": lambda: Designed(model.schedule, *ends),
+        "uniform-gamma": lambda: UniformGamma(*ends),
+        "adaptive": lambda: Adaptive(*ends, generator=generator),
+    }
+    if name not in densities:
+        raise InputError(
+            f"no time density called {name!r}: choose one of {', '.join(densities)}, "
+            f"uniform-time:CLOCK with CLOCK one of {', '.join(CLOCKS)}"
+        )
+    return densities[name]()
+
+
+def scaled(samples: Tensor, levels: int | None) -> Tensor:
+    """Integer levels to bin centres ``(2 X + 1)/L - 1`` in (-1, 1); continuous data as it is."""
+    if levels is None:
+        return samples.to(torch.float32)
+    return (2 * samples.to(torch.float32) + 1) / levels - 1
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Clean data, noise and noise levels of some samples."""
+
+    x0: Tensor  # (B, *)
+    eps: Tensor  # (B, *)
+    times: Times  # (B,) each, float64
+    flag: Tensor | None  # (B,)
+    probes: Tensor | None  # (n, B, *)
+
+    def part(self, rows: slice, device: torch.device) -> Batch:
+        """Some rows, on a device."""
+
+        def take(x: Tensor) -> Tensor:
+            return x[rows].to(device, non_blocking=True)
+
+        # Apple's GPUs have no float64; the clock loses digits there and nowhere else.
+        clock = torch.float32 if device.type == "mps" else torch.float64
+        t, gamma, density = (
+            x[rows].to(clock).to(device)
+            for x in (self.times.t, self.times.gamma, self.times.density)
+        )
+        return Batch(
+            take(self.x0),
+            take(self.eps),
+            Times(t, gamma, density),
+            None if self.flag is None else take(self.flag),
+            None if self.probes is None else self.probes[:, rows].to(device),
+        )
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is minimised; ``density`` may have parameters of its own."""
+
+    config: ObjectiveConfig
+    density: TimeDensity
+
+    def draw(self, samples: Tensor, levels: int | None, generator: torch.Generator) -> Batch:
+        """Noise for a whole batch of data ``(B, *)``, on the CPU.
+
+        Every process draws for the global batch and takes its part, so that times are spread
+        evenly over all of it and nothing depends on the number of processes.
+        """
+        flag = None
+        if self.config.augment:
+            samples, flag = augment(samples, generator)
+        x0 = scaled(samples, levels)
+        t = quantiles(len(x0), generator, self.config.low_discrepancy)
+        with torch.no_grad():
+            times = self.density.at(t)
+        eps = torch.randn(x0.shape, generator=generator)
+        second = self.config.order == 2
+        probes = rademacher(self.config.probes, x0, generator) if second else None
+        return Batch(x0, eps, times, flag, probes)
+
+    def losses(self, model: DiffusionODE, batch: Batch) -> Losses:
+        """Per-sample terms, before the division by the density."""
+        x0, eps, gamma, flag = batch.x0, batch.eps, batch.times.gamma, batch.flag
+        if batch.probes is not None:
+            return second_order(model, x0, eps, gamma, batch.probes, self.config.unbiased, flag)
+        weight = choose("weighting", self.config.weighting, WEIGHTINGS)(batch.times)
+        first = first_order(model, x0, eps, gamma, weight, flag)
+        return Losses(first, torch.zeros_like(first))

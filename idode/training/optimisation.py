@@ -1,0 +1,85 @@
+"""AdamW with its decay mask, the learning rate, and the moving average of the weights."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from idode.config import TrainConfig
+from idode.errors import choose
+
+__all__ = ["DECAYS", "Average", "adam", "learning_rate", "moments"]
+
+DECAYS: dict[str, Callable[[float], float]] = {
+    "constant": lambda share: 1.0,
+    "linear": lambda share: 1 - share,
+    "cosine": lambda share: (1 + math.cos(math.pi * share)) / 2,
+}
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """At step 0, 1, 2, ...: linear warm-up times the decay."""
+    decay = choose("decay", config.decay, DECAYS)(min(1.0, step / config.steps))
+    return config.lr * min(1.0, (step + 1) / max(1, config.warmup)) * decay
+
+
+def adam(named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> torch.optim.AdamW:
+    """AdamW that decays everything but biases, as the authors' does; scales are decayed too.
+
+    Its moments exist from the start, so that a checkpoint of step 0 has the same tensors as any.
+    """
+    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for name, parameter in named:
+        groups[not name.endswith("bias")].append(parameter)
+    optimiser = torch.optim.AdamW(
+        [
+            {"params": groups[True], "weight_decay": config.weight_decay},
+            {"params": groups[False], "weight_decay": 0.0},
+        ],
+        lr=config.lr,
+        betas=(config.betas[0], config.betas[1]),
+        eps=config.eps,
+    )
+    for parameter in (*groups[True], *groups[False]):
+        optimiser.state[parameter] = {
+            "step": torch.zeros(()),
+            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+        }
+    return optimiser
+
+
+def moments(
+    optimiser: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]]
+) -> dict[str, Tensor]:
+    """The optimiser's own tensors by name of the parameter; writing to them restores it."""
+    return {
+        f"{kind}/{name}": value
+        for name, parameter in named
+        for kind, value in optimiser.state[parameter].items()
+    }
+
+
+class Average:
+    """Exponential moving average of a network's weights, itself a network."""
+
+    def __init__(self, net: nn.Module, config: TrainConfig) -> None:
+        self.net = copy.deepcopy(net).eval().requires_grad_(False)
+        self.config = config
+
+    def rate(self, step: int) -> float:
+        """Share of the old average kept after step 0, 1, 2, ..."""
+        if self.config.ema_warmup:
+            return min(self.config.ema, (1 + step) / (10 + step))
+        return self.config.ema
+
+    @torch.no_grad()
+    def update(self, net: nn.Module, step: int) -> None:
+        """Move towards the weights of ``net``."""
+        old: list[Tensor] = list(self.net.parameters())
+        new: list[Tensor] = list(net.parameters())
+        torch._foreach_lerp_(old, new, 1 - self.rate(step))

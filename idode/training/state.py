@@ -1,0 +1,99 @@
+"""All that changes while training, as one table of named tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from idode.config import Config
+from idode.errors import InputError, choose
+from idode.run import Run, build_net, diffusion_ode
+from idode.time_sampling import Adaptive
+from idode.training import checkpoint
+from idode.training.distributed import World
+from idode.training.metrics import Window
+from idode.training.objective import WEIGHTINGS, Objective, build_density
+from idode.training.optimisation import Average, adam, moments
+from idode.training.randomness import Purpose, generator
+
+__all__ = ["State"]
+
+
+class State:
+    """Network, average, optimisers, time density, counters.
+
+    Random states are not among them: every draw is a function of seed and step.
+
+    Args:
+        config: Of the run.
+        device: Where the network lives; counters and the time density stay on the CPU.
+        start: Weights to start from; by default fresh ones.
+    """
+
+    def __init__(
+        self, config: Config, device: torch.device, start: Mapping[str, Tensor] | None = None
+    ) -> None:
+        settings = config.train
+        choose("weighting", config.objective.weighting, WEIGHTINGS)
+        net = build_net(config, generator(settings.seed, Purpose.WEIGHTS))
+        if start is not None:
+            net.load_state_dict(start)
+        self.net: nn.Module = net.to(device)
+        self.average = Average(self.net, settings)
+        self.optimiser = adam(self.net.named_parameters(), settings)
+        density = build_density(
+            config.objective.density,
+            diffusion_ode(self.net, config),
+            generator(settings.seed, Purpose.DENSITY),
+        )
+        self.objective = Objective(config.objective, density)
+        self.density_optimiser: torch.optim.Optimizer | None = None
+        if isinstance(density, Adaptive):
+            timing = replace(settings, lr=settings.density_lr, weight_decay=0.0)
+            self.density_optimiser = adam(density.named_parameters(), timing)
+        self.window = Window()
+        self.counter = torch.zeros((), dtype=torch.int64)
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return int(self.counter)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The live tensors by name, not copies: writing to them restores the state."""
+        found = {"step": self.counter, "window": self.window.sums}
+        found |= {f"net/{k}": v for k, v in self.net.state_dict().items()}
+        found |= {f"average/{k}": v for k, v in self.average.net.state_dict().items()}
+        first_order = moments(self.optimiser, self.net.named_parameters())
+        found |= {f"adam/{k}": v for k, v in first_order.items()}
+        density = self.objective.density
+        if isinstance(density, Adaptive) and self.density_optimiser is not None:
+            found |= {f"density/{k}": v for k, v in density.state_dict().items()}
+            own = moments(self.density_optimiser, density.named_parameters())
+            found |= {f"density_adam/{k}": v for k, v in own.items()}
+        return found
+
+    @torch.no_grad()
+    def restore(self, run: Run, world: World, notice: Callable[[str], None]) -> None:
+        """Take over the last good checkpoint of the run, if there is one, on every process."""
+        live = self.tensors()
+        loaded = checkpoint.load_latest(run.checkpoints, notice) if world.writes else None
+        if loaded is not None:
+            manifest, saved = loaded
+            wrong = [
+                name
+                for name in live.keys() | saved.keys()
+                if name not in live or name not in saved or live[name].shape != saved[name].shape
+            ]
+            if wrong:
+                raise InputError(
+                    f"the checkpoint of step {manifest.step} in {run.path} is of another "
+                    f"configuration ({min(wrong)} differs): resume with the run's own"
+                )
+            for name, tensor in live.items():
+                tensor.copy_(saved[name])
+            notice(f"resuming after step {self.step}")
+        world.broadcast(live.values())

@@ -1,0 +1,216 @@
+"""The training loop: one step is a function of the state, the data and the seed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from idode.data import Batches, Dataset, Loader
+from idode.errors import InputError
+from idode.objectives import Losses
+from idode.run import Run, diffusion_ode, save_model
+from idode.time_sampling import Adaptive
+from idode.training import checkpoint
+from idode.training.distributed import World
+from idode.training.held_out import held_out_bits
+from idode.training.interruption import Interruption
+from idode.training.metrics import MetricsLog
+from idode.training.objective import Batch
+from idode.training.optimisation import learning_rate
+from idode.training.randomness import Purpose, generator, seeded_globally
+from idode.training.state import State
+
+__all__ = ["Diverged", "Reporter", "Silent", "Trained", "Trainer"]
+
+SHOWN = 8  # samples named in a message
+
+
+class Diverged(InputError):
+    """The loss or its gradient is not finite; the state before that step is saved."""
+
+
+class Reporter(Protocol):
+    """Whoever watches a training run."""
+
+    def notice(self, text: str) -> None:
+        """Something worth a line."""
+
+    def progress(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step is done; ``metrics`` are the latest known."""
+
+
+class Silent:
+    """Watches and says nothing."""
+
+    def notice(self, text: str) -> None:
+        """Nothing."""
+
+    def progress(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a call to :meth:`Trainer.train` ended."""
+
+    step: int
+    interrupted: bool
+    loss: float | None  # bits/dim, of the last line of metrics
+    held_out: float | None  # bits/dim
+    seconds: float  # of this call
+
+
+class Trainer:
+    """Trains the run of a folder on data, from its last checkpoint on.
+
+    Args:
+        run: Configuration and folder; its ``config.json`` is already written.
+        data: Train split to learn from, test split for the held-out value.
+        world: This process's place among all.
+        reporter: Hears of progress, on the process that writes.
+        start: Weights to start from; by default fresh ones.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        data: Dataset,
+        world: World,
+        reporter: Reporter | None = None,
+        start: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.run, self.data, self.world, self.settings = run, data, world, run.config.train
+        self.reporter: Reporter = reporter if reporter and world.writes else Silent()
+        # Refused here and not at the first step, after everything was built.
+        world.rows(self.settings.batch_size, pieces=self.settings.accumulate)
+        self.state = State(run.config, world.device, start)
+        self.state.restore(run, world, self.reporter.notice)
+        self.net = world.wrap(self.state.net)
+        self.model = diffusion_ode(self.net, run.config)
+        self.average = diffusion_ode(self.state.average.net, run.config)
+        self.batches = Batches(self.settings.seed, self.settings.batch_size, len(data.train))
+        self.latest: dict[str, float] = {}
+        self.pace = (0, 0.0)  # steps and seconds spent in them since the last line of metrics
+
+    def train(self) -> Trained:
+        """Train to the configured number of steps, or until interrupted."""
+        began, first = time.perf_counter(), self.state.step
+        if first and self.world.writes:  # death may have come between checkpoint and model
+            save_model(self.run.path, self.state.average.net.state_dict())
+        stopped = False
+        with (
+            Loader(self.data.train, self.batches.indices, first) as loader,
+            MetricsLog(self.run.metrics if self.world.writes else None, first) as log,
+            Interruption() as interruption,
+        ):
+            while self.state.step < self.settings.steps and not stopped:
+                start = time.perf_counter()
+                self._advance(next(loader), log)
+                asked = torch.tensor([float(interruption.requested)])
+                stopped = bool(self.world.sum(asked) > 0)
+                self.pace = (self.pace[0] + 1, self.pace[1] + time.perf_counter() - start)
+                self._keep_books(log, stopped)
+        return Trained(
+            step=self.state.step,
+            interrupted=stopped,
+            loss=self.latest.get("loss"),
+            held_out=self.latest.get("held_out"),
+            seconds=time.perf_counter() - began,
+        )
+
+    def _advance(self, samples: Tensor, log: MetricsLog) -> None:
+        """One optimiser step on a global batch."""
+        state, step = self.state, self.state.step
+        drawn = generator(self.settings.seed, Purpose.BATCH, step)
+        batch = state.objective.draw(samples, self.model.levels, drawn)
+        losses, norm = self._gradients(batch)
+        loss = losses.mixed(self.run.config.objective.ratio)
+        scaled = loss.double() / batch.times.density
+        if not (math.isfinite(norm) and bool(torch.isfinite(scaled).all())):
+            self._give_up(scaled, norm, log)
+        for group in state.optimiser.param_groups:
+            group["lr"] = learning_rate(self.settings, step)
+        state.optimiser.step()
+        state.average.update(state.net, step)
+        if isinstance(state.objective.density, Adaptive) and state.density_optimiser is not None:
+            # Every process has all losses of the batch, so all take the same step.
+            state.density_optimiser.zero_grad()
+            state.objective.density.second_moment(batch.times, loss).backward()  # type: ignore[no-untyped-call]
+            state.density_optimiser.step()
+        state.counter += 1
+        state.window.add(scaled, losses.second.double() / batch.times.density, norm)
+
+    def _gradients(self, batch: Batch) -> tuple[Losses, float]:
+        """Gradients into the network; losses ``(B,)`` of the global batch and the norm."""
+        settings, state, world = self.settings, self.state, self.world
+        state.net.train()
+        state.optimiser.zero_grad()
+        terms = []
+        for piece in range(settings.accumulate):
+            rows = world.rows(settings.batch_size, piece, settings.accumulate)
+            part = batch.part(rows, world.device)
+            last = piece == settings.accumulate - 1
+            place = (settings.seed, state.step, world.rank, piece)
+            with nullcontext() if last else world.accumulating(self.net):
+                with seeded_globally(world.device, *place):
+                    losses = state.objective.losses(self.model, part)
+                mixed = losses.mixed(self.run.config.objective.ratio)
+                mean = (mixed / part.times.density).mean() / settings.accumulate
+                mean.backward()  # type: ignore[no-untyped-call]
+            terms.append(torch.stack([losses.first, losses.second], dim=1).detach())
+        limit = math.inf if settings.clip is None else settings.clip
+        norm = float(clip_grad_norm_(state.net.parameters(), limit))
+        first, second = world.gather(torch.cat(terms)).cpu().unbind(1)
+        return Losses(first, second), norm
+
+    def _give_up(self, scaled: Tensor, norm: float, log: MetricsLog) -> None:
+        """Save the state before this step and name the batch that broke it."""
+        step, indices = self.state.step, self.batches.indices(self.state.step)
+        guilty = indices[~torch.isfinite(scaled)] if not scaled.isfinite().all() else indices
+        log.write({"step": step, "event": "diverged", "samples": guilty.tolist()})
+        self.save(None)
+        named = ", ".join(map(str, guilty[:SHOWN].tolist()))
+        more = f" and {len(guilty) - SHOWN} more" if len(guilty) > SHOWN else ""
+        raise Diverged(
+            f"the loss is not finite in step {step} (gradient norm {norm:g}; training samples "
+            f"{named}{more}); the state before it is saved in {self.run.path}: look at these "
+            "samples, or resume with a smaller train.lr or with train.clip"
+        )
+
+    def _keep_books(self, log: MetricsLog, stopped: bool) -> None:
+        """Metrics, the held-out value and checkpoints, each when its time has come."""
+        settings, done = self.settings, self.state.step
+        last = done == settings.steps
+        line: dict[str, float] = {}
+        if last or done % settings.log_every == 0:
+            line = self.state.window.summary(math.prod(self.run.config.model.shape))
+            line["lr"] = learning_rate(settings, done - 1)
+            line["images_per_second"] = self.pace[0] * settings.batch_size / self.pace[1]
+            self.state.window.clear()
+            self.pace = (0, 0.0)
+        if last or done % settings.evaluate_every == 0:
+            line["held_out"] = held_out_bits(
+                self.average, self.data.test, self.run.config, self.world
+            )
+        if line:
+            self.latest |= line
+            log.write({"step": done, **line})
+        if last or stopped or done % settings.checkpoint_every == 0:
+            self.save(line.get("held_out"))
+        self.reporter.progress(done, self.latest)
+
+    def save(self, held_out: float | None) -> None:
+        """A checkpoint and the model, on the process that writes."""
+        if self.world.writes:
+            state = self.state
+            tensors, keep = state.tensors(), self.settings.keep
+            checkpoint.save(self.run.checkpoints, state.step, tensors, held_out, keep)
+            save_model(self.run.path, state.average.net.state_dict())
