@@ -9,7 +9,7 @@ import torch
 from idode.errors import InputError
 from idode.flax_format import leaves, read
 from idode.nets import MLP, MLPConfig, UNet, UNetConfig
-from idode.nets.layers import Conv, Dense, fourier_features, sinusoid
+from idode.nets.layers import Conv, Dense, dropout, fourier_features, sinusoid
 
 REFERENCE = Path(__file__).parent / "reference"
 TINY = UNetConfig(channels=2, levels=17, width=8, depth=3, dropout=0.0, groups=4)
@@ -133,6 +133,32 @@ def test_fourier_features_repeat_every_bin_and_every_second_bin(levels):
     fast, slow = [fast_sine, fast_cosine], [slow_sine, slow_cosine]
     torch.testing.assert_close(next_bin[:, fast], here[:, fast])
     torch.testing.assert_close(next_bin[:, slow], -here[:, slow])
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_dropout_drops_independent_entries_at_its_rate_and_keeps_the_mean(layout):
+    x = torch.ones(5, 7, 31, 33).contiguous(memory_format=layout)  # 35,805: no multiple of 4
+    torch.manual_seed(0)
+    y, again = dropout(x, 0.1), dropout(x, 0.1)
+    dropped = (y == 0).double()
+    assert y.stride() == x.stride()
+    assert set(y.unique().tolist()) == {0.0, y.max().item()}
+    assert y.max().item() == pytest.approx(1 / 0.9, rel=1e-4)
+    # 5 standard errors: sqrt(0.09 / 35805) = 0.0016; of a correlation, 1 / sqrt(35805) = 0.0053
+    assert dropped.mean().item() == pytest.approx(0.1, abs=0.008)
+    flat = dropped.permute(0, 2, 3, 1).flatten() - dropped.mean()
+    for shift in (1, 2, 3, 4, 7):  # neighbours share a 64-bit draw
+        correlation = (flat * flat.roll(shift)).mean() / flat.square().mean()
+        assert abs(correlation.item()) < 0.027
+    assert not torch.equal(y, again)
+
+
+def test_dropout_acts_only_while_training():
+    net = scrambled(UNet(replace(TINY, dropout=0.5)))
+    x, t, _ = batch(TINY)
+    assert not torch.equal(net(x, t), net(x, t))
+    net.eval()
+    assert torch.equal(net(x, t), net(x, t))
 
 
 def test_images_that_do_not_divide_are_refused_with_advice():

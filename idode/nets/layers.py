@@ -18,6 +18,7 @@ __all__ = [
     "Dense",
     "ResidualBlock",
     "TimeCondition",
+    "dropout",
     "fourier_features",
     "initialise",
     "sinusoid",
@@ -117,6 +118,19 @@ class TimeCondition(nn.Module):
         return F.silu(self.dense1(hidden))
 
 
+def dropout(x: Tensor, rate: float) -> Tensor:
+    """Entries of ``x`` zeroed at ``rate`` (in steps of 2^-16), the others scaled up to match.
+
+    Four decisions per 64-bit draw: on CPU, where draws come one after another, this takes a
+    fifth of the time of the library's dropout, which was a fifth of a forward pass per step.
+    """
+    threshold = min(round(rate * 2**16), 2**16 - 1)
+    draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device)
+    bits = draws.random_(-(2**63), None).view(torch.int16)
+    keep = bits.as_strided(x.shape, x.stride()) >= threshold - 2**15  # laid out like x
+    return x * (keep.to(x.dtype) * (1 / (1 - threshold / 2**16)))
+
+
 class ResidualBlock(nn.Module):
     """``shortcut(x) + conv2(drop(act(conv1(act(x)) + condition)))``, act = swish of GroupNorm."""
 
@@ -136,8 +150,8 @@ class ResidualBlock(nn.Module):
         """``x`` is ``(B, inputs, H, W)``, ``condition`` is ``(B, condition)``."""
         h = self.conv1(F.silu(self.norm1(x)))
         h = F.silu(self.norm2(h + self.condition(condition)[:, :, None, None]))
-        if self.dropout:
-            h = F.dropout(h, self.dropout, self.training)
+        if self.training and self.dropout:
+            h = dropout(h, self.dropout)
         branch: Tensor = self.conv2(h)
         shortcut: Tensor = self.shortcut(x)
         return shortcut + branch
