@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-__all__ = ["InputError", "choose"]
+__all__ = ["InputError", "NumericalError", "choose"]
 
 T = TypeVar("T")
 
@@ -32,3 +32,11 @@ def choose(what: str, name: str, table: Mapping[str, T]) -> T:
     if name not in table:
         raise InputError(f"no {what} called {name!r}: choose one of {', '.join(table)}")
     return table[name]
+
+
+class NumericalError(ArithmeticError):
+    """A computation left the range of numbers; the message says for which sample and where."""
+
+    def __init__(self, message: str, sample: int = 0) -> None:
+        super().__init__(message)
+        self.sample = sample

@@ -1,0 +1,50 @@
+"""Randomness that belongs to an image.
+
+Noise and probes are drawn from a generator seeded by the image's place in its data set, so that a
+value does not depend on the batch an image came in, on how many processes share the work, or on
+where an interrupted evaluation was taken up again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["NOISE", "PROBE", "per_image", "uniform"]
+
+NOISE, PROBE = 0, 1  # purposes: two streams of one image must never share a seed
+
+
+def per_image(
+    draw: Callable[[torch.Generator], Tensor],
+    indices: Sequence[int],
+    *,
+    seed: int,
+    purpose: int,
+    repeat: int,
+) -> Tensor:
+    """Stack ``draw(generator)`` over images, each with a generator of its own.
+
+    Args:
+        draw: Makes the numbers for one image.
+        indices: Places of the images in their data set.
+        seed: Of the whole evaluation.
+        purpose: :data:`NOISE` or :data:`PROBE`.
+        repeat: Number of the draw, 0, 1, ... for one image.
+    """
+    drawn = []
+    for index in indices:
+        key = struct.pack("<qqqq", seed, purpose, index, repeat)
+        number = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+        drawn.append(draw(torch.Generator().manual_seed(number >> 1)))
+    return torch.stack(drawn)
+
+
+def uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Float64 numbers strictly inside (0, 1), which quantile functions need."""
+    u = torch.rand(tuple(shape), generator=generator, dtype=torch.float64)
+    return u + 2.0**-54

@@ -1,0 +1,155 @@
+r"""Log-weights: one draw of an image's :math:`\log p(x) + c(x)` under one set of settings.
+
+Dequantize, draw probes, solve. Bounds are means, or log-mean-exponentials, of such weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from idode import divergence, streams
+from idode.density import LogProb, log_prob
+from idode.dequantization import (
+    DEQUANTIZATIONS,
+    Continuous,
+    Dequantization,
+    TruncatedNormal,
+    Uniform,
+    Variational,
+)
+from idode.errors import InputError, NumericalError, choose
+from idode.model import DiffusionODE
+from idode.ode import Adams, Solver
+
+__all__ = ["Settings", "Task", "dequantization_for", "uniform_start"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a number was made; two numbers compare only where these agree.
+
+    Args:
+        dequantization: tn, uniform, variational, or none for continuous data.
+        importance: Draws K inside the logarithm; 1 takes the closed-form entropy.
+        repeats: Independent repetitions averaged outside the logarithm.
+        probes: Hutchinson probes for each solve; 0 is the exact divergence.
+        probe: rademacher or gaussian.
+        fresh_probes: A new probe for each of the K draws. Its noise inside the logarithm
+            improves the value without being a bound, so by default an image keeps its probe.
+        solver: adams (a calibrated grid), or dopri5 (the paper's).
+        tolerance: For adams: root mean square error of an image in bits/dim. For dopri5: rtol
+            and atol.
+        start: Where on the clock the pixels enter; by default ``gamma_min``, and for uniform
+            dequantization where the noise has the variance of a bin.
+        seed: Of dequantization and probes.
+        batch_size: Images solved together; it does not change the values.
+    """
+
+    dequantization: str = "tn"
+    importance: int = 1
+    repeats: int = 1
+    probes: int = 1
+    probe: str = "rademacher"
+    fresh_probes: bool = False
+    solver: str = "adams"
+    tolerance: float = 0.005
+    start: float | None = None
+    seed: int = 0
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.dequantization not in DEQUANTIZATIONS:
+            raise InputError(
+                f"no dequantization called {self.dequantization!r}: choose one of "
+                f"{', '.join(DEQUANTIZATIONS)}"
+            )
+        choose("probe", self.probe, divergence.PROBES)
+        choose("solver", self.solver, {"adams": 0, "dopri5": 0})
+        for name, least in (("importance", 1), ("repeats", 1), ("probes", 0), ("batch_size", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
+
+
+def uniform_start(levels: int) -> float:
+    """Where the model's noise has the variance of a bin, (2/L)²/12."""
+    return -2 * math.log(math.sqrt(3) * levels)
+
+
+def dequantization_for(model: DiffusionODE, settings: Settings) -> Dequantization:
+    """The chosen way from data to states, with its default start."""
+    start = model.gamma_min if settings.start is None else settings.start
+    if settings.dequantization == "none":
+        return Continuous(start)
+    if model.levels is None:
+        raise InputError(
+            "the model was trained on continuous data: choose dequantization none, "
+            f"not {settings.dequantization}"
+        )
+    if settings.dequantization == "uniform":
+        tuned = uniform_start(model.levels) if settings.start is None else start
+        return Uniform(tuned, model.levels)
+    kind = {"tn": TruncatedNormal, "variational": Variational}[settings.dequantization]
+    return kind(model.schedule, start, model.levels)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One model under one set of settings: turns images into log-weights."""
+
+    model: DiffusionODE
+    settings: Settings
+    bridge: Dequantization
+    dtype: torch.dtype
+
+    def state(self, pixels: Tensor, indices: Sequence[int], repeat: int) -> tuple[Tensor, ...]:
+        """States, weights of this draw, and their closed-form mean."""
+        shape = pixels.shape[1:]
+        noise = streams.per_image(
+            lambda g: streams.uniform(shape, g),
+            indices,
+            seed=self.settings.seed,
+            purpose=streams.NOISE,
+            repeat=repeat,
+        ).to(pixels.device)
+        drawn = self.bridge.draw(pixels, noise)
+        return drawn.x.to(self.dtype), drawn.weight, drawn.mean_weight
+
+    def probes(self, x: Tensor, indices: Sequence[int], repeat: int, count: int) -> Tensor | None:
+        """Probes ``(count, B, *)``, or ``None`` for the exact divergence."""
+        if count == 0:
+            return None
+        probe = divergence.PROBES[self.settings.probe]
+        one = torch.empty(x.shape[1:], dtype=x.dtype)
+        drawn = streams.per_image(
+            lambda g: probe(count, one, g),
+            indices,
+            seed=self.settings.seed,
+            purpose=streams.PROBE,
+            repeat=repeat,
+        )
+        return drawn.transpose(0, 1).to(x.device)
+
+    def solve(
+        self, x: Tensor, probes: Tensor | None, solver: Solver, most_roughness: float
+    ) -> LogProb:
+        """Log-density; samples much rougher than the pilot are solved again on finer grids."""
+        found = log_prob(self.model, x, start=self.bridge.gamma, solver=solver, probes=probes)
+        if not isinstance(solver, Adams) or len(solver.grid) > 2048:
+            return found
+        rough = found.roughness > 3 * most_roughness
+        if not bool(rough.any()):
+            return found
+        some = None if probes is None else probes[:, rough]
+        try:
+            again = self.solve(x[rough], some, solver.refined(), most_roughness)
+        except NumericalError as error:
+            sample = int(rough.nonzero()[error.sample, 0])
+            raise NumericalError(str(error), sample=sample) from error
+        per_probe, z, roughness = found.per_probe.clone(), found.z.clone(), found.roughness.clone()
+        per_probe[:, rough], z[rough], roughness[rough] = again.per_probe, again.z, again.roughness
+        return LogProb(per_probe.mean(0), per_probe, z, found.nfe + again.nfe, roughness)
