@@ -194,17 +194,19 @@ def main() -> None:
     """Run all sections, print them and write them."""
     parser = argparse.ArgumentParser(description="Speed and memory of the U-Net.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go")
+    parser.add_argument("--only", action="append", metavar="SECTION", help="may be repeated")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    sections = (headline, layouts, checkpointing, small)
-    figures = {section.__name__: section(args.repeats) for section in sections}
-    figures["machine"] = {"torch": torch.__version__, "threads": args.threads}
-    text = json.dumps(figures, indent=1)
-    print(text)
-    if args.json:
-        args.json.write_text(text + "\n")
+    figures = {"machine": {"torch": torch.__version__, "threads": args.threads}}
+    for section in (headline, layouts, checkpointing, small):
+        if section.__name__ not in (args.only or section.__name__):
+            continue
+        figures[section.__name__] = section(args.repeats)
+        print(section.__name__, json.dumps(figures[section.__name__], indent=1), flush=True)
+        if args.json:  # after each section: a busy machine may not reach the last
+            args.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

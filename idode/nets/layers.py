@@ -45,7 +45,7 @@ class Conv(nn.Conv2d):
     """Convolution that keeps the image size; ``zero`` starts it at nought.
 
     The kernel is stored channels-last, and the activations take their layout from it: measured
-    10 to 30% faster on CPU (docs/results/networks.md).
+    11 to 29% faster on CPU for one forward convolution (docs/results/networks.md).
     """
 
     def __init__(self, inputs: int, outputs: int, size: int = 3, *, zero: bool = False) -> None:
@@ -121,8 +121,8 @@ class TimeCondition(nn.Module):
 def dropout(x: Tensor, rate: float) -> Tensor:
     """Entries of ``x`` zeroed at ``rate`` (in steps of 2^-16), the others scaled up to match.
 
-    Four decisions per 64-bit draw: on CPU, where draws come one after another, this takes a
-    fifth of the time of the library's dropout, which was a fifth of a forward pass per step.
+    Four decisions per 64-bit draw: draws come one after another on CPU, where the library's
+    dropout costs a fifth of a forward pass per training step (docs/results/networks.md).
     """
     threshold = min(round(rate * 2**16), 2**16 - 1)
     draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device)

@@ -172,7 +172,7 @@ class UNet(nn.Module):
         return h
 
     def _frugal(self, h: Tensor, condition: Tensor) -> Tensor:
-        """The same value in memory of order sqrt(depth), for about twice the time.
+        """The same value in memory of order sqrt(depth), for more time.
 
         The skips alone are of order depth, so they are not kept: of each segment of the way
         down only the first is, and the segment of the way up that needs the others computes
