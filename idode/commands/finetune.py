@@ -27,28 +27,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry out ``idode finetune``; the exit code."""
     from idode.commands import session
-    from idode.data import load
+    from idode.config import Config
     from idode.errors import InputError
-    from idode.run import Run, open_run
+    from idode.run import open_run
     from idode.training import finetuned, joined
 
     trained = open_run(args.run)
-    config = finetuned(trained.config, args.ratio, args.probes, args.unbiased)
-    config = session.resolve(config, args)
-    if args.dry_run:
-        return session.print_settings(config)
-    spec = args.data or config.data
-    if spec is None:
-        raise InputError(f"{args.run} does not say what it was trained on: give --data SPEC")
-    with joined(args.device) as world:
-        out = session.needed(args.out)
-        if out.resolve() == args.run.resolve():
+
+    def decide() -> Config:
+        out = args.out if args.dry_run else session.needed(args.out)
+        if out is not None and out.resolve() == args.run.resolve():
             raise InputError(f"{out} is the run to start from: give another folder with --out")
-        data = load(spec)
-        session.check_same_data(trained, data)
-        start = trained.weights()
-        found = session.claim(out, args.resume, args.force, world)
+        found = None if out is None else session.claim(out, args.resume, args.force)
         if found is not None:
-            return session.session(session.resumed(found, args), data, world, args.quiet)
-        started = Run(out, session.fitted(config, data), data.identity)
-        return session.session(started, data, world, args.quiet, start)
+            return session.resumed(found, args)
+        config = finetuned(trained.config, args.ratio, args.probes, args.unbiased)
+        return session.resolve(config, args)
+
+    if args.dry_run:
+        return session.print_settings(decide())
+    with joined(args.device) as world:
+        config = session.agreed(world, decide)
+        return session.session(config, args, world, trained.weights())

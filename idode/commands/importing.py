@@ -34,9 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out ``idode import``; the exit code."""
-    from idode.commands.session import claim, fitted
-    from idode.config import Config, ModelConfig
+    from idode.commands.session import claim, clear
+    from idode.config import Config, ModelConfig, fit
     from idode.data import load
+    from idode.errors import InputError
     from idode.flax_format import read
     from idode.nets import UNet
     from idode.nets.vdm_weights import infer_config, learned_gamma_range, to_state_dict
@@ -64,8 +65,14 @@ def run(args: argparse.Namespace) -> int:
     diffusion_ode(UNet(net), config)  # names are refused before anything is written
     data = None if args.data is None else load(args.data)
     if data is not None:
-        config = fitted(config, data)
+        config = fit(config, data.levels, data.shape)
+        if config.net != net:
+            raise InputError(
+                f"{args.file} is a network for {net.channels} colours of {net.levels} levels, and "
+                f"{args.data} is of shape {data.shape} with {data.levels}: give its own data"
+            )
     claim(args.out, resume=False, force=args.force)
+    clear(args.out)
     Run(args.out, config, None if data is None else data.identity).write_config()
     save_model(args.out, weights)
     if not args.quiet:

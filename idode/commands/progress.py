@@ -16,7 +16,11 @@ class Bar:
 
     def __init__(self, steps: int, quiet: bool) -> None:
         self._quiet = quiet
-        self._bar = tqdm(total=steps, unit="step", disable=quiet, file=sys.stderr)
+        # In a log file every refresh is a line.
+        pause = 0.1 if sys.stderr.isatty() else 30.0
+        self._bar = tqdm(
+            total=steps, unit="step", disable=quiet, file=sys.stderr, mininterval=pause
+        )
 
     def notice(self, text: str) -> None:
         """A line above the bar."""

@@ -1,4 +1,4 @@
-"""What ``train`` and ``finetune`` share: claiming a run folder, training in it, telling how."""
+"""What the commands that make runs share: claiming a folder, training in it, telling how."""
 
 from __future__ import annotations
 
@@ -6,21 +6,33 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
 from idode.commands.progress import Bar
-from idode.config import Config, fit, override, to_json
-from idode.data import Dataset, same_data
+from idode.config import Config, fit, from_json, override, to_json
+from idode.data import load, same_data
 from idode.errors import InputError
 from idode.run import CHECKPOINTS, CONFIG, METRICS, MODEL, Run, open_run
 from idode.training import Trainer, World
 
-__all__ = ["add_training_arguments", "claim", "resolve", "session"]
+__all__ = [
+    "add_training_arguments",
+    "agreed",
+    "claim",
+    "clear",
+    "needed",
+    "print_settings",
+    "resolve",
+    "resumed",
+    "session",
+]
 
 OURS = (CONFIG, METRICS, MODEL, CHECKPOINTS, "tensorboard")
+INTERRUPTED = 130
 
 
 def add_training_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,12 +56,9 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
 
 def resolve(config: Config, args: argparse.Namespace) -> Config:
     """The configuration with what the command line changes."""
-    changed = override(config, args.set)
-    if args.steps is not None:
-        changed = replace(changed, train=replace(changed.train, steps=args.steps))
-    if args.seed is not None:
-        changed = replace(changed, train=replace(changed.train, seed=args.seed))
-    return changed
+    short = {"train.steps": args.steps, "train.seed": args.seed}
+    named = [f"{name}={value}" for name, value in short.items() if value is not None]
+    return override(config, [*args.set, *named])
 
 
 def print_settings(config: Config) -> int:
@@ -66,9 +75,9 @@ def needed(out: Path | None) -> Path:
 
 
 def claim(path: Path, resume: bool, force: bool) -> Run | None:
-    """The run already in a folder, if it is to be resumed; else the folder is free to be used.
+    """The run in a folder if it is to be resumed; ``None`` if the folder is free for a new one.
 
-    Nothing is removed that idode did not write, and that only with ``force``.
+    A folder that holds anything is refused unless ``force`` says to replace the run in it.
     """
     if resume and force:
         raise InputError("--resume goes on with a run and --force replaces it: give one of them")
@@ -76,67 +85,82 @@ def claim(path: Path, resume: bool, force: bool) -> Run | None:
         raise InputError(f"{path} is a file: give a folder for the run")
     if resume and (path / CONFIG).exists():
         return open_run(path)
-    # A folder without config.json is that of a run killed at once: nothing is lost by starting.
-    present = [name for name in OURS if (path / name).exists()]
-    others = (
-        [p.name for p in path.iterdir() if not p.name.startswith(".")] if path.exists() else []
-    )
-    if others and not force and not (resume and not present):
+    # Hidden files are what a process killed at its start leaves behind.
+    if not force and path.exists() and any(not p.name.startswith(".") for p in path.iterdir()):
         raise InputError(
-            f"{path} is not empty: go on with its run by --resume, replace it by --force, or "
-            "give another folder"
+            f"{path} is not empty: go on with the run in it by --resume, replace that by --force, "
+            "or give another folder"
         )
-    for name in present:
-        target = path / name
-        shutil.rmtree(target) if target.is_dir() else target.unlink()
     return None
 
 
-def check_same_data(run: Run, data: Dataset) -> None:
-    """A run goes on with the data it began with."""
-    if run.identity is not None and not same_data(run.identity, data.identity):
-        raise InputError(
-            f"{run.path} was trained on other data ({run.identity}) than is given "
-            f"({data.identity}): resume with its own"
-        )
+def clear(path: Path) -> None:
+    """Remove the run in a folder, and nothing that idode did not write."""
+    for target in (path / name for name in OURS):
+        if target.is_dir():
+            shutil.rmtree(target)
+        else:
+            target.unlink(missing_ok=True)
 
 
-def resumed(run: Run, args: argparse.Namespace) -> Run:
-    """The stored run with the changes that may be made to it: those of ``train``."""
+def agreed(world: World, decide: Callable[[], Config]) -> Config:
+    """What rank 0 decides, on all: the others may not even see the run folder."""
+    text = json.dumps(to_json(decide())) if world.writes else ""
+    return from_json(json.loads(world.agree(text)))
+
+
+def resumed(run: Run, args: argparse.Namespace) -> Config:
+    """The stored configuration with the changes that may be made to it: those of ``train``."""
     config = resolve(run.config, args)
     if replace(config, train=run.config.train) != run.config:
         raise InputError(
             f"{run.path} has settings of its own: only those of `train` may change when it is "
             "resumed; start another run for others"
         )
-    return replace(run, config=config)
+    return config
+
+
+def take_over(run: Run, args: argparse.Namespace) -> None:
+    """Make the folder that of this run; the last chance to refuse, on the process that writes."""
+    if args.resume and (run.path / CONFIG).exists():
+        began = open_run(run.path).identity
+        if began is not None and run.identity is not None and not same_data(began, run.identity):
+            raise InputError(
+                f"{run.path} began with other data ({began}) than is given ({run.identity}): "
+                "resume with its own"
+            )
+    elif args.force:
+        clear(run.path)
+    run.write_config()
 
 
 def session(
-    run: Run, data: Dataset, world: World, quiet: bool, start: dict[str, Tensor] | None = None
+    config: Config,
+    args: argparse.Namespace,
+    world: World,
+    start: Mapping[str, Tensor] | None = None,
 ) -> int:
-    """Write ``config.json``, train, and tell how it ended; the exit code."""
-    if world.writes:
-        run.write_config()
-    world.barrier()
-    with Bar(run.config.train.steps, quiet or not world.writes) as bar:
-        trained = Trainer(run, data, world, bar, start).train()
-    if trained.interrupted:
-        if world.writes:
-            print(
-                f"interrupted: {run.path} is saved after step {trained.step}; go on with --resume",
-                file=sys.stderr,
-            )
-        return 130
-    if world.writes and not quiet:
-        held_out = (
-            "" if trained.held_out is None else f", held-out {trained.held_out:.4f} bits/dim"
+    """Load the data, write ``config.json``, train, and tell how it ended; the exit code."""
+    path, spec = needed(args.out), args.data or config.data
+    if spec is None:
+        raise InputError(f"{config.name} has no data of its own: give --data SPEC")
+    data = load(spec)
+    fitted = fit(replace(config, data=spec), data.levels, data.shape)
+    if start is not None and fitted.net != config.net:
+        raise InputError(
+            f"the model to start from is for samples of shape {config.model.shape} with levels "
+            f"{config.model.levels}, the data has {data.shape} and {data.levels}: give its own"
         )
-        print(f"{run.path}: {trained.step} steps in {trained.seconds:.0f} s{held_out}")
-        print(f"data: {data.identity}")
-    return 0
-
-
-def fitted(config: Config, data: Dataset) -> Config:
-    """The configuration for this data."""
-    return fit(config, data.levels, data.shape)
+    run = Run(path, fitted, data.identity)
+    with Bar(fitted.train.steps, args.quiet or not world.writes) as bar:
+        trainer = Trainer(run, data, world, bar, start)  # finds what is wrong, writes nothing
+        if world.writes:
+            take_over(run, args)
+        trained = trainer.train()
+    if world.writes and trained.interrupted:
+        saved = f"{path} is saved after step {trained.step}; go on with --resume"
+        print(f"interrupted: {saved}", file=sys.stderr)
+    elif world.writes and not args.quiet:
+        value = "" if trained.held_out is None else f", held-out {trained.held_out:.4f} bits/dim"
+        print(f"{path}: {trained.step} steps, {trained.seconds:.0f} s{value}\n{data.identity}")
+    return INTERRUPTED if trained.interrupted else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 
 __all__ = ["add_arguments", "run"]
 
@@ -30,36 +29,24 @@ def list_presets() -> int:
 def run(args: argparse.Namespace) -> int:
     """Carry out ``idode train``; the exit code."""
     from idode.commands import session
-    from idode.data import load
+    from idode.config import Config
     from idode.errors import InputError, choose
     from idode.presets import PRESETS
-    from idode.run import CONFIG, Run
     from idode.training import joined
 
     if args.list:
         return list_presets()
-    started = args.resume and args.out is not None and (args.out / CONFIG).exists()
-    if args.preset is None and not started:
-        raise InputError("no preset is given: choose one of `idode train --list`")
-    config = None
-    if args.preset is not None:
-        config = choose("preset", args.preset, PRESETS)
-        config = replace(config, data=args.data or config.data)
-        if args.dry_run and not started:
-            return session.print_settings(session.resolve(config, args))
-    with joined(args.device) as world:
-        out = session.needed(args.out)
-        found = session.claim(out, args.resume, args.force) if world.writes or started else None
+
+    def decide() -> Config:
+        out = args.out if args.dry_run else session.needed(args.out)
+        found = None if out is None else session.claim(out, args.resume, args.force)
         if found is not None:
-            found = session.resumed(found, args)
-            if args.dry_run:
-                return session.print_settings(found.config)
-            data = load(args.data or found.config.data or "")
-            session.check_same_data(found, data)
-            return session.session(found, data, world, args.quiet)
-        assert config is not None
-        if config.data is None:
-            raise InputError(f"the preset {config.name} has no data of its own: give --data SPEC")
-        data = load(config.data)
-        resolved = session.resolve(session.fitted(config, data), args)
-        return session.session(Run(out, resolved, data.identity), data, world, args.quiet)
+            return session.resumed(found, args)
+        if args.preset is None:
+            raise InputError("no preset is given: choose one of `idode train --list`")
+        return session.resolve(choose("preset", args.preset, PRESETS), args)
+
+    if args.dry_run:
+        return session.print_settings(decide())
+    with joined(args.device) as world:
+        return session.session(session.agreed(world, decide), args, world)

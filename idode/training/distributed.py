@@ -63,10 +63,14 @@ class World:
             distributed.broadcast(flat, src=0)
             x.detach().copy_(flat)
 
-    def barrier(self) -> None:
-        """Wait for all."""
-        if self.size > 1:
-            distributed.barrier()
+    def agree(self, text: str) -> str:
+        """The text of rank 0, on all."""
+        length = torch.tensor([len(text.encode())])
+        self.broadcast([length])
+        raw = text.encode() if self.writes else bytes(int(length))
+        letters = torch.tensor(list(raw), dtype=torch.uint8)
+        self.broadcast([letters])
+        return bytes(letters.tolist()).decode()
 
     def wrap(self, net: nn.Module) -> nn.Module:
         """The network with gradients averaged over all processes while they are computed."""
@@ -109,7 +113,6 @@ def joined(device: str | None = None) -> Iterator[World]:
         torch.cuda.set_device(place)
     # The clock, the counters and the time density live on the CPU whatever the network does.
     distributed.init_process_group("cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo")
-    try:
-        yield World(place, rank, size)
-    finally:
-        distributed.destroy_process_group()
+    yield World(place, rank, size)
+    # Not after an error: the others are not coming, and torchrun ends them when this one exits.
+    distributed.destroy_process_group()

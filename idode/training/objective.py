@@ -11,6 +11,7 @@ from torch import Tensor
 from idode.clocks import CLOCKS
 from idode.config import ObjectiveConfig
 from idode.data import augment
+from idode.dequantization import centres
 from idode.divergence import rademacher
 from idode.errors import InputError, choose
 from idode.model import DiffusionODE
@@ -25,7 +26,7 @@ from idode.time_sampling import (
     quantiles,
 )
 
-__all__ = ["WEIGHTINGS", "Batch", "Objective", "build_density", "scaled"]
+__all__ = ["WEIGHTINGS", "Batch", "Objective", "build_density"]
 
 Weighting = Callable[[Times], Callable[[Tensor], Tensor] | None]
 
@@ -56,13 +57,6 @@ def build_density(
             f"uniform-time:CLOCK with CLOCK one of {', '.join(CLOCKS)}"
         )
     return densities[name]()
-
-
-def scaled(samples: Tensor, levels: int | None) -> Tensor:
-    """Integer levels to bin centres ``(2 X + 1)/L - 1`` in (-1, 1); continuous data as it is."""
-    if levels is None:
-        return samples.to(torch.float32)
-    return (2 * samples.to(torch.float32) + 1) / levels - 1
 
 
 @dataclass(frozen=True)
@@ -112,7 +106,7 @@ class Objective:
         flag = None
         if self.config.augment:
             samples, flag = augment(samples, generator)
-        x0 = scaled(samples, levels)
+        x0 = samples.to(torch.float32) if levels is None else centres(samples, levels)
         t = quantiles(len(x0), generator, self.config.low_discrepancy)
         with torch.no_grad():
             times = self.density.at(t)

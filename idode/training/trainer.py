@@ -71,8 +71,10 @@ class Trained:
 class Trainer:
     """Trains the run of a folder on data, from its last checkpoint on.
 
+    Whatever is wrong with the configuration is found here, before the folder is touched.
+
     Args:
-        run: Configuration and folder; its ``config.json`` is already written.
+        run: Configuration and folder; its ``config.json`` must be there before :meth:`train`.
         data: Train split to learn from, test split for the held-out value.
         world: This process's place among all.
         reporter: Hears of progress, on the process that writes.
@@ -89,10 +91,9 @@ class Trainer:
     ) -> None:
         self.run, self.data, self.world, self.settings = run, data, world, run.config.train
         self.reporter: Reporter = reporter if reporter and world.writes else Silent()
-        # Refused here and not at the first step, after everything was built.
         world.rows(self.settings.batch_size, pieces=self.settings.accumulate)
+        learning_rate(self.settings, 0)
         self.state = State(run.config, world.device, start)
-        self.state.restore(run, world, self.reporter.notice)
         self.net = world.wrap(self.state.net)
         self.model = diffusion_ode(self.net, run.config)
         self.average = diffusion_ode(self.state.average.net, run.config)
@@ -102,6 +103,7 @@ class Trainer:
 
     def train(self) -> Trained:
         """Train to the configured number of steps, or until interrupted."""
+        self.state.restore(self.run, self.world, self.reporter.notice)
         began, first = time.perf_counter(), self.state.step
         if first and self.world.writes:  # death may have come between checkpoint and model
             save_model(self.run.path, self.state.average.net.state_dict())

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from forking import forks
+
+import idode
+from idode.cli import COMMANDS, main
+from idode.config import from_json
+from idode.presets import PRESETS
+from idode.run import open_run
+
+REFERENCE = Path(__file__).parent / "reference"
+
+
+@pytest.fixture(autouse=True)
+def _own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IDODE_DATA", str(tmp_path / "data"))
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    np.save(tmp_path / "x.npy", tiny.images())
+    return f"npy:{tmp_path / 'x.npy'}?levels=4"
+
+
+def train(spec: str, out: Path, *more: str) -> int:
+    return main(
+        ["train", "digits", "--data", spec, *tiny.FLAGS, "--out", str(out), "--quiet", *more]
+    )
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+    }
+
+
+def refused(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one sentence on stderr."""
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    return captured.err
+
+
+class TestFrame:
+    def test_without_a_command_it_shows_them_all(self, capsys) -> None:
+        assert main([]) == 2
+        shown = capsys.readouterr().out
+        assert all(f"  {name} " in shown for name in COMMANDS)
+
+    def test_version(self, capsys) -> None:
+        with pytest.raises(SystemExit) as stop:
+            main(["--version"])
+        assert stop.value.code == 0
+        assert capsys.readouterr().out == f"idode {idode.__version__}\n"
+
+    def test_an_unknown_command_is_a_usage_error(self, capsys) -> None:
+        with pytest.raises(SystemExit) as stop:
+            main(["trian"])
+        assert stop.value.code == 2
+        assert "trian" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_every_command_explains_itself(self, name: str, capsys) -> None:
+        with pytest.raises(SystemExit) as stop:
+            main([name, "--help"])
+        assert stop.value.code == 0
+        assert f"idode {name}" in capsys.readouterr().out
+
+    def test_an_interrupted_command_exits_with_130(self, monkeypatch, capsys) -> None:
+        def interrupted(args: object) -> int:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("idode.commands.train.run", interrupted)
+        assert main(["train", "digits"]) == 130
+        assert capsys.readouterr().err == "idode train: interrupted\n"
+
+    def test_a_defect_keeps_its_traceback(self, monkeypatch) -> None:
+        monkeypatch.setattr("idode.commands.train.run", lambda args: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            main(["train", "digits"])
+
+
+class TestTrain:
+    def test_list_names_every_preset(self, capsys) -> None:
+        assert main(["train", "--list"]) == 0
+        shown = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+        assert shown == list(PRESETS)
+
+    def test_a_dry_run_prints_the_resolved_settings_and_does_nothing(
+        self, tmp_path: Path, capsys
+    ) -> None:
+        words = ["train", "cifar10-sp", "--dry-run", "--steps", "7", "--seed", "3"]
+        assert main([*words, "--set", "net.width=64", "--out", str(tmp_path / "run")]) == 0
+        config = from_json(json.loads(capsys.readouterr().out))
+        assert (config.train.steps, config.train.seed, config.net.width) == (7, 3, 64)
+        assert config.model.schedule == "sp"
+        assert not (tmp_path / "run").exists()
+
+    def test_it_trains_and_says_on_what(self, tmp_path: Path, spec: str, capsys) -> None:
+        words = ["train", "digits", "--data", spec, *tiny.FLAGS, "--out", str(tmp_path / "run")]
+        assert main([*words, "--steps", "3"]) == 0
+        shown = capsys.readouterr().out
+        assert "3 steps" in shown
+        assert "bits/dim" in shown
+        assert "npy:x.npy" in shown
+        assert open_run(tmp_path / "run").model().levels == 4
+
+    def test_quiet_is_silent(self, tmp_path: Path, spec: str, capsys) -> None:
+        assert train(spec, tmp_path / "run", "--steps", "2") == 0
+        captured = capsys.readouterr()
+        assert (captured.out, captured.err) == ("", "")
+
+    def test_an_existing_run_is_refused_and_untouched(
+        self, tmp_path: Path, spec: str, capsys
+    ) -> None:
+        assert train(spec, tmp_path / "run", "--steps", "2") == 0
+        before = files(tmp_path / "run")
+        assert train(spec, tmp_path / "run", "--steps", "2") == 2
+        assert "--resume" in refused(capsys)
+        assert files(tmp_path / "run") == before
+
+    def test_force_replaces_the_run_and_nothing_else(
+        self, tmp_path: Path, spec: str, capsys
+    ) -> None:
+        run = tmp_path / "run"
+        assert train(spec, run, "--steps", "4") == 0
+        (run / "notes.txt").write_text("mine")
+        assert train(spec, run, "--steps", "2", "--force", "--data", "nonsense") == 2
+        assert "no data set called" in refused(capsys)
+        assert open_run(run).config.train.steps == 4  # bad input is found before anything goes
+        assert train(spec, run, "--steps", "2", "--force") == 0
+        assert (run / "notes.txt").read_text() == "mine"
+        assert [p.name for p in (run / "checkpoints").iterdir()] == ["step-000000002"]
+
+    def test_resume_takes_new_training_settings_and_no_others(
+        self, tmp_path: Path, spec: str, capsys
+    ) -> None:
+        run = tmp_path / "run"
+        assert train(spec, run, "--steps", "2") == 0
+        assert main(["train", "--resume", "--out", str(run), "--steps", "4", "--quiet"]) == 0
+        assert open_run(run).config.train.steps == 4
+        assert main(["train", "--resume", "--out", str(run), "--set", "net.width=16"]) == 2
+        assert "only those of `train`" in refused(capsys)
+        np.save(tmp_path / "y.npy", tiny.images()[::-1])
+        other = f"npy:{tmp_path / 'y.npy'}?levels=4"
+        assert main(["train", "--resume", "--out", str(run), "--data", other, "--quiet"]) == 2
+        assert "began with other data" in refused(capsys)
+
+    def test_resume_of_nothing_starts(self, tmp_path: Path, spec: str) -> None:
+        assert train(spec, tmp_path / "run", "--steps", "2", "--resume") == 0
+        assert open_run(tmp_path / "run").config.train.steps == 2
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["digits"], "--out RUN"),
+            (["digit", "--out", "RUN"], "no preset called 'digit': choose one of digits"),
+            (["--out", "RUN"], "no preset is given"),
+            (["vectors", "--out", "RUN"], "give --data SPEC"),
+            (["digits", "--out", "RUN", "--data", "npy:nowhere.npy"], "no file or folder"),
+            (["digits", "--out", "RUN", "--steps", "-3"], "steps=-3: must be 1 or more"),
+            (["digits", "--out", "RUN", "--seed", "-3"], "seed=-3: must be 0 or more"),
+            (["digits", "--out", "RUN", "--set", "train.lr"], "write NAME=VALUE"),
+            (["digits", "--out", "RUN", "--device", "toaster"], "--device toaster"),
+            (["digits", "--out", "RUN", "--resume", "--force"], "give one of them"),
+            (["digits", "--out", "RUN", "--set", "train.decay=slow"], "no decay called 'slow'"),
+            (["digits", "--out", "RUN", "--set", "model.schedule=x"], "no schedule called 'x'"),
+            (["digits", "--out", "RUN", "--set", "objective.weighting=x"], "no weighting called"),
+            (["digits", "--out", "RUN", "--set", "objective.density=x"], "no time density"),
+        ],
+    )
+    def test_bad_input_is_one_sentence_and_leaves_nothing(
+        self, tmp_path: Path, monkeypatch, capsys, words: list[str], message: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert main(["train", *words, "--quiet"]) == 2
+        assert message in refused(capsys)
+        assert not (tmp_path / "RUN").exists()
+
+    def test_an_interrupted_run_says_what_is_saved(self, tmp_path: Path, spec: str) -> None:
+        words = ["train", "digits", "--data", spec, *tiny.FLAGS, "--out", tmp_path / "run"]
+        ended = forks().run(
+            *words,
+            "--steps",
+            100_000,
+            root=tmp_path,
+            kill_when="run/metrics.jsonl",
+            signal_number=signal.SIGINT,
+        )
+        assert ended.codes == [130]
+        assert "is saved after step" in ended.text
+        assert "Traceback" not in ended.text
+
+
+class TestFinetune:
+    def test_it_goes_on_with_the_second_order(self, tmp_path: Path, spec: str) -> None:
+        assert train(spec, tmp_path / "run", "--steps", "2") == 0
+        words = ["finetune", str(tmp_path / "run"), "--out", str(tmp_path / "more"), "--quiet"]
+        assert main([*words, "--steps", "2", "--ratio", "0.3", "--unbiased"]) == 0
+        config = open_run(tmp_path / "more").config
+        assert (config.objective.order, config.objective.ratio) == (2, 0.3)
+        assert (config.objective.unbiased, config.objective.probes) == (True, 2)
+        last = json.loads((tmp_path / "more" / "metrics.jsonl").read_text().splitlines()[-1])
+        assert last["second_order"] != 0
+        assert main([*words, "--steps", "3", "--resume"]) == 0
+
+    def test_bad_input_is_refused(self, tmp_path: Path, spec: str, capsys) -> None:
+        run = str(tmp_path / "run")
+        assert main(["finetune", run, "--out", run]) == 2
+        assert "there is no run folder" in refused(capsys)
+        assert train(spec, tmp_path / "run", "--steps", "1") == 0
+        assert main(["finetune", run, "--out", run]) == 2
+        assert "is the run to start from" in refused(capsys)
+        np.save(tmp_path / "rgb.npy", np.zeros((20, 3, 4, 4), np.uint8))
+        other = f"npy:{tmp_path / 'rgb.npy'}?levels=4"
+        assert main(["finetune", run, "--out", f"{run}2", "--data", other, "--quiet"]) == 2
+        assert "the model to start from is for samples of shape (1, 4, 4)" in refused(capsys)
+        assert not (tmp_path / "run2").exists()
+
+
+class TestImport:
+    def test_a_checkpoint_of_the_authors_becomes_a_run(self, tmp_path: Path, capsys) -> None:
+        words = ["import", str(REFERENCE / "tiny.flax"), "--out", str(tmp_path / "run")]
+        assert main([*words, "--schedule", "sp"]) == 0
+        assert "223555 parameters" in capsys.readouterr().out
+        run = open_run(tmp_path / "run")
+        assert run.identity is None
+        reference = np.load(REFERENCE / "tiny.npz")
+        z = torch.from_numpy(reference["SP_velocity_z"]).permute(0, 3, 1, 2).float()
+        gamma, flag = (torch.from_numpy(reference[k]).double() for k in ("gamma", "cond"))
+        drift = run.model().velocity(z, gamma.expand(len(z)), flag.expand(len(z)))
+        expected = torch.from_numpy(reference["SP_velocity_drift"]).permute(0, 3, 1, 2).float()
+        # Float32 in two frameworks: 1e-4 relative on the network.
+        assert float((drift - expected).norm() / expected.norm()) < 1e-4
+
+    def test_raw_weights_are_others_than_the_averaged(self, tmp_path: Path) -> None:
+        for name, more in {"ema": [], "raw": ["--raw"]}.items():
+            words = ["import", str(REFERENCE / "tiny.flax"), "--out", str(tmp_path / name)]
+            assert main([*words, *more, "--quiet"]) == 0
+        averaged, raw = (open_run(tmp_path / n).weights() for n in ("ema", "raw"))
+        assert any(not torch.equal(averaged[k], raw[k]) for k in raw)
+
+    def test_bad_input_is_refused(self, tmp_path: Path, capsys) -> None:
+        (tmp_path / "junk.flax").write_bytes(b"junk")
+        out = ["--out", str(tmp_path / "run")]
+        assert main(["import", str(tmp_path / "junk.flax"), *out]) == 2
+        assert "not a flax checkpoint" in refused(capsys)
+        good = str(REFERENCE / "tiny.flax")
+        assert main(["import", good, *out, "--schedule", "x"]) == 2
+        assert "no schedule called 'x'" in refused(capsys)
+        assert main(["import", good, *out, "--predictor", "x"]) == 2
+        assert "no predictor called 'x'" in refused(capsys)
+        assert main(["import", good, *out, "--data", "digits"]) == 2
+        assert "3 colours of 256 levels" in refused(capsys)
+        assert not (tmp_path / "run").exists()
+        assert main(["import", good, *out, "--quiet"]) == 0
+        before = files(tmp_path / "run")
+        assert main(["import", good, *out]) == 2
+        assert "is not empty" in refused(capsys)
+        assert files(tmp_path / "run") == before

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from idode.config import Config, TrainConfig, fit, from_json, override, to_json
+from idode.errors import InputError
+from idode.nets import MLPConfig, UNet, UNetConfig
+from idode.presets import PRESETS, SUMMARIES
+
+every_preset = pytest.mark.parametrize("config", PRESETS.values(), ids=PRESETS)
+PAPER = [name for name in PRESETS if SUMMARIES[name].startswith("the paper")]
+
+
+@every_preset
+def test_json_is_an_exact_round_trip(config: Config) -> None:
+    assert from_json(json.loads(json.dumps(to_json(config)))) == config
+
+
+@given(
+    lr=st.floats(0, 1, allow_nan=False),
+    steps=st.integers(1, 10**9),
+    betas=st.tuples(st.floats(0, 0.99), st.floats(0, 0.99)),
+    clip=st.none() | st.floats(0, 1e6),
+    data=st.text(),
+)
+def test_any_value_survives_json_and_the_command_line(lr, steps, betas, clip, data) -> None:
+    train = TrainConfig(lr=lr, steps=steps, betas=betas, clip=clip)
+    config = dataclasses.replace(PRESETS["digits"], train=train, data=data)
+    assert from_json(json.loads(json.dumps(to_json(config)))) == config
+    typed = [
+        f"train.{name}={text}"
+        for name, text in {
+            "lr": repr(lr),
+            "steps": str(steps),
+            "betas": ",".join(map(repr, betas)),
+            "clip": "none" if clip is None else repr(clip),
+        }.items()
+    ]
+    assert override(PRESETS["vectors"], typed).train == dataclasses.replace(
+        PRESETS["vectors"].train, lr=lr, steps=steps, betas=betas, clip=clip
+    )
+
+
+def test_presets_are_listed_with_a_summary_each() -> None:
+    assert list(PRESETS) == list(SUMMARIES)
+    assert all(config.name == name for name, config in PRESETS.items())
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_presets_have_the_papers_optimiser(name: str) -> None:
+    train, model = PRESETS[name].train, PRESETS[name].model
+    assert (train.lr, train.betas, train.eps, train.weight_decay) == (
+        2e-4,
+        (0.9, 0.99),
+        1e-8,
+        0.01,
+    )
+    assert (train.warmup, train.decay, train.clip, train.ema) == (100, "constant", None, 0.9999)
+    assert (model.gamma_min, model.gamma_max, model.predictor) == (
+        -13.3,
+        5.0,
+        "normalized-velocity",
+    )
+    objective = PRESETS[name].objective
+    assert (objective.order, objective.density, objective.weighting) == (
+        1,
+        "designed",
+        "likelihood",
+    )
+    assert objective.low_discrepancy
+    assert objective.ratio == 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "width", "dropout", "batch", "steps", "further", "pieces"),
+    [
+        ("cifar10-vp", "vp", 128, 0.1, 128, 6_000_000, 200_000, 1),
+        ("cifar10-sp", "sp", 128, 0.1, 128, 6_000_000, 200_000, 1),
+        ("imagenet32-vp", "vp", 256, 0.1, 128, 2_000_000, 250_000, 1),
+        ("imagenet32-sp", "sp", 256, 0.1, 128, 2_000_000, 250_000, 1),
+        ("imagenet32-old-vp", "vp", 256, 0.1, 512, 2_000_000, 500_000, 4),
+        ("imagenet32-old-sp", "sp", 256, 0.1, 512, 2_000_000, 500_000, 4),
+    ],
+)
+def test_the_papers_presets_differ_where_the_paper_does(
+    name, schedule, width, dropout, batch, steps, further, pieces
+) -> None:
+    config = PRESETS[name]
+    assert (config.model.schedule, config.net.width, config.net.depth) == (schedule, width, 32)
+    assert (config.net.dropout, config.net.attention) == (dropout, "middle")
+    assert (config.train.batch_size, config.train.steps) == (batch, steps)
+    assert (config.finetune.steps, config.finetune.accumulate) == (further, pieces)
+    assert config.finetune.lr is None
+
+
+def test_the_augmented_preset_is_the_papers() -> None:
+    config = PRESETS["cifar10-aug"]
+    assert (config.net.width, config.net.attention, config.net.dropout) == (
+        256,
+        "everywhere",
+        0.05,
+    )
+    assert (config.train.batch_size, config.train.steps) == (1024, 2_000_000)
+    assert config.objective.augment
+    assert config.net.flag
+
+
+def test_the_digits_network_has_216_thousand_parameters() -> None:
+    count = sum(p.numel() for p in UNet(PRESETS["digits"].net).parameters())
+    assert round(count, -3) == 216_000
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("train.lr", "write NAME=VALUE"),
+        ("train.rate=1", "no setting 'train.rate'.*train.lr"),
+        ("optimiser.lr=1", "no setting 'optimiser.lr'"),
+        ("train=1", "no setting 'train'"),
+        ("train.lr=fast", "train.lr=fast: must be a number$"),
+        ("train.steps=1.5", "must be a whole number"),
+        ("train.clip=much", "must be a number, or none"),
+        ("train.ema_warmup=maybe", "must be true or false"),
+        ("train.betas=a,b", "numbers separated by commas"),
+        ("train.betas=0.9", "two betas"),
+        ("train.lr=nan", "lr=nan: must be 0 or more"),
+        ("train.lr=-1", "must be 0 or more"),
+        ("train.steps=0", "must be 1 or more"),
+        ("train.ema=1", "from 0 to below 1"),
+        ("train.accumulate=7", "must be a multiple of accumulate=7"),
+        ("objective.order=3", "must be 1 or 2"),
+        ("objective.unbiased=true", "probes=2 or more"),
+        ("net.width=7", "width"),
+        ("model.clock=1", "two gammas"),
+    ],
+)
+def test_a_bad_setting_is_refused_with_what_is_allowed(setting: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        override(PRESETS["digits"], [setting])
+
+
+def test_settings_that_only_fit_together_are_taken_together() -> None:
+    changed = override(PRESETS["digits"], ["objective.unbiased=yes", "objective.probes=2"])
+    assert changed.objective.unbiased
+    assert changed.objective.probes == 2
+
+
+def test_augmentation_without_its_flag_is_refused() -> None:
+    with pytest.raises(InputError, match=r"net.flag=true"):
+        override(PRESETS["digits"], ["objective.augment=true", "net.flag=false"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c["train"].update(speed=1), "train.speed, which this version does not know"),
+        (lambda c: c["train"].pop("lr"), r"lacks train\.lr"),
+        (lambda c: c.pop("train"), "lacks train"),
+        (lambda c: c.update(extra=1), "extra, which"),
+        (lambda c: c["train"].update(lr="fast"), r"train\.lr is 'fast'"),
+        (lambda c: c["train"].update(steps=True), r"train\.steps is True"),
+        (lambda c: c["train"].update(betas=0.9), r"train\.betas is 0\.9"),
+        (lambda c: c["train"].update(lr=None), r"train\.lr is None"),
+        (lambda c: c["net"].update(kind="resnet"), "no network called 'resnet'"),
+        (lambda c: c.update(net=3), "no table `net`"),
+        (lambda c: c.update(train=[]), r"train is \[\]"),
+    ],
+)
+def test_json_that_is_not_a_configuration_is_refused(change, message: str) -> None:
+    fields = to_json(PRESETS["digits"])
+    change(fields)
+    with pytest.raises(InputError, match=message):
+        from_json(fields)
+
+
+def test_colours_and_levels_follow_the_data() -> None:
+    config = fit(PRESETS["digits"], 256, (3, 32, 32))
+    assert isinstance(config.net, UNetConfig)
+    assert (config.net.channels, config.net.levels) == (3, 256)
+    assert (config.model.levels, config.model.shape) == (256, (3, 32, 32))
+    table = fit(PRESETS["vectors"], None, (7,))
+    assert isinstance(table.net, MLPConfig)
+    assert table.net.features == 7
+    assert table.model.levels is None
+
+
+def test_images_and_vectors_are_not_confused() -> None:
+    with pytest.raises(InputError, match="preset `vectors`"):
+        fit(PRESETS["digits"], None, (7,))
+    with pytest.raises(InputError, match="image preset"):
+        fit(PRESETS["vectors"], 256, (3, 32, 32))

@@ -1,0 +1,118 @@
+"""Two processes against one. They meet over gloo, as they would under torchrun."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from forking import ROOT, forks
+from safetensors.torch import load_file
+
+from idode.errors import InputError
+from idode.training import World
+from idode.training.distributed import pick_device
+
+# The learned density feeds back on the times, so a loss seen by one process only would show; the
+# second order differentiates twice through the wrapped network.
+HARD = (
+    "objective.density=adaptive",
+    "objective.order=2",
+    "train.accumulate=2",
+    "objective.augment=true",
+)
+
+
+def command(tmp_path: Path, out: str, *settings: str) -> list[str]:
+    if not (tmp_path / "x.npy").exists():
+        np.save(tmp_path / "x.npy", tiny.images())
+    words = ["train", "digits", "--data", f"npy:{tmp_path / 'x.npy'}?levels=4", *tiny.FLAGS]
+    for setting in (*HARD, "train.steps=50", "train.log_every=1", *settings):
+        words += ["--set", setting]
+    return [*words, "--out", str(tmp_path / out), "--quiet"]
+
+
+def metrics(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_two_processes_learn_as_one_does(tmp_path: Path) -> None:
+    for ranks in (1, 2):
+        ended = forks().run(*command(tmp_path, f"{ranks}"), root=tmp_path, ranks=ranks)
+        assert ended.codes == [0] * ranks, ended.text
+    one, two = metrics(tmp_path / "1"), metrics(tmp_path / "2")
+    assert [m["step"] for m in two] == list(range(1, 51))
+    for a, b in zip(one, two, strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], abs=1e-5)
+        assert ("held_out" in a) == ("held_out" in b)
+        if "held_out" in a:
+            assert b["held_out"] == pytest.approx(a["held_out"], abs=1e-5)
+    models = [load_file(tmp_path / name / "model.safetensors") for name in "12"]
+    for name, value in models[0].items():
+        torch.testing.assert_close(models[1][name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_both_processes_stop_after_the_same_step_and_one_goes_on(tmp_path: Path) -> None:
+    words = command(tmp_path, "run", "train.steps=4000", "train.checkpoint_every=4000")
+    ended = forks().run(
+        *words,
+        root=tmp_path,
+        ranks=2,
+        kill_when="run/metrics.jsonl",
+        signal_number=signal.SIGTERM,
+    )
+    assert ended.codes == [130, 130], ended.text
+    (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
+    step = int(saved.name.removeprefix("step-"))
+    assert f"saved after step {step}" in ended.text
+    ended = forks().run(*words, "--resume", "--steps", step + 2, root=tmp_path)
+    assert ended.codes == [0], ended.text
+    assert metrics(tmp_path / "run")[-1]["step"] == step + 2
+
+
+def test_a_refusal_by_the_process_that_writes_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious").write_text("1")
+    ended = forks().run(*command(tmp_path, "run"), root=tmp_path, ranks=2, kill_after=5)
+    assert 2 in ended.codes
+    assert "is not empty" in ended.text
+    assert (tmp_path / "run" / "precious").read_text() == "1"
+
+
+@pytest.mark.slow
+def test_torchrun_starts_it(tmp_path: Path) -> None:
+    words = command(tmp_path, "run", "train.steps=3")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "idode"]
+    env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "IDODE_DATA": str(tmp_path / "data")}
+    subprocess.run([*launch, *words], env=env, check=True, timeout=300, capture_output=True)
+    assert metrics(tmp_path / "run")[-1]["step"] == 3
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_every_row_belongs_to_exactly_one_process_and_piece(size: int, pieces: int) -> None:
+    device = torch.device("cpu")
+    rows = [
+        row
+        for rank in range(size)
+        for piece in range(pieces)
+        for row in range(16)[World(device, rank, size).rows(16, piece, pieces)]
+    ]
+    assert rows == list(range(16))  # in order, so that gathered losses meet their times
+
+
+def test_a_batch_that_cannot_be_shared_is_refused() -> None:
+    with pytest.raises(InputError, match="batch_size=10: must be a multiple of 4 processes"):
+        World(torch.device("cpu"), 0, 4).rows(10)
+
+
+def test_an_impossible_device_is_refused() -> None:
+    for name in ("cuda" if not torch.cuda.is_available() else "cuda:99", "toaster"):
+        with pytest.raises(InputError, match="cannot be used"):
+            pick_device(name, 0)

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+
+from idode.clocks import ScaledGamma
+from idode.errors import InputError
+from idode.run import Run, build_net, diffusion_ode, open_run, save_model
+from idode.schedules import start_gamma
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    run = tiny.new_run(tmp_path / "run")
+    save_model(run.path, build_net(run.config, torch.Generator().manual_seed(5)).state_dict())
+    return run
+
+
+def edit(run: Run, **changes: object) -> None:
+    path = run.path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_run_is_what_was_written(run: Run) -> None:
+    assert open_run(run.path) == run
+    assert open_run(str(run.path)).identity == tiny.dataset().identity
+
+
+def test_the_model_has_the_stored_weights_and_is_ready_to_evaluate(run: Run) -> None:
+    model, stored = open_run(run.path).model(), load_file(run.path / "model.safetensors")
+    assert isinstance(model.net, torch.nn.Module)
+    assert not model.net.training
+    assert not any(p.requires_grad for p in model.net.parameters())
+    assert all(torch.equal(v, stored[k]) for k, v in model.net.state_dict().items())
+    assert (model.levels, model.gamma_min, model.gamma_max) == (4, start_gamma(4), 5.0)
+
+
+def test_the_model_is_read_as_the_configuration_says() -> None:
+    config = tiny.config("model.schedule=sp", "model.predictor=noise", "model.clock=-13.3,5")
+    model = diffusion_ode(build_net(config), config)
+    assert type(model.schedule).__name__ == "StraightPath"
+    assert type(model.predictor).__name__ == "Noise"
+    assert model.clock == ScaledGamma(-13.3, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.schedule=cosine", "no schedule called 'cosine'.*vp, sp"),
+        ("model.predictor=eps", "no predictor called 'eps'.*noise"),
+        ("model.gamma_min=6", "gamma_min < gamma_max"),
+    ],
+)
+def test_names_and_ranges_are_checked(setting: str, message: str) -> None:
+    config = tiny.config(setting)
+    with pytest.raises(InputError, match=message):
+        diffusion_ode(build_net(config), config)
+
+
+def test_continuous_data_needs_a_least_noise() -> None:
+    config = tiny.config()
+    continuous = dataclasses.replace(
+        config, model=dataclasses.replace(config.model, levels=None, gamma_min=None)
+    )
+    with pytest.raises(InputError, match=r"--set model\.gamma_min=-8"):
+        diffusion_ode(build_net(config), continuous)
+
+
+def test_a_missing_folder_and_a_strange_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no run folder"):
+        open_run(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"has no config\.json"):
+        open_run(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"format": 1}', '{"config": {}}'])
+def test_a_damaged_config_is_refused(run: Run, text: str) -> None:
+    (run.path / "config.json").write_text(text)
+    with pytest.raises(InputError, match=r"config\.json cannot be read"):
+        open_run(run.path)
+
+
+def test_another_format_and_other_fields_are_refused(run: Run) -> None:
+    edit(run, format=2)
+    with pytest.raises(InputError, match="has format 2"):
+        open_run(run.path)
+    edit(run, format=1, config={"net": {"kind": "unet"}})
+    with pytest.raises(InputError, match="lacks"):
+        open_run(run.path)
+
+
+def test_a_run_before_its_first_checkpoint_says_what_to_do(run: Run) -> None:
+    (run.path / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="train --resume"):
+        open_run(run.path).model()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 64, b"\xff" * 64])
+def test_a_damaged_model_is_refused(run: Run, content: bytes) -> None:
+    (run.path / "model.safetensors").write_bytes(content)
+    with pytest.raises(InputError, match="cannot be read"):
+        open_run(run.path).model()
+
+
+def test_weights_of_another_network_are_refused(run: Run) -> None:
+    weights = load_file(run.path / "model.safetensors")
+    weights["conv_in.bias"] = torch.zeros(3)
+    del weights["conv_out.bias"]
+    save_file(weights, run.path / "model.safetensors")
+    with pytest.raises(InputError, match=r"2 arrays differ, such as conv_in\.bias"):
+        open_run(run.path).model()
+
+
+def test_a_failed_write_leaves_the_old_model(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (run.path / "model.safetensors").read_bytes()
+
+    def full(tensors: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("idode.run.save_file", full)
+    with pytest.raises(InputError, match="No space left"):
+        save_model(run.path, {"x": torch.zeros(1)})
+    assert (run.path / "model.safetensors").read_bytes() == before
+    assert sorted(p.name for p in run.path.iterdir()) == ["config.json", "model.safetensors"]

@@ -1,0 +1,59 @@
+"""A training run small enough for a test: 48 images of 4x4 pixels and four levels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from idode.config import Config, fit, override
+from idode.data import Dataset, Identity, digest
+from idode.presets import PRESETS
+from idode.run import Run
+from idode.training import Reporter, Trainer, World
+
+SETTINGS = [
+    "net.width=8",
+    "net.depth=1",
+    "net.groups=2",
+    "train.batch_size=8",
+    "train.log_every=5",
+    "train.evaluate_every=10",
+    "train.checkpoint_every=10",
+    "train.steps=20",
+    "train.warmup=5",
+]
+FLAGS = [word for setting in SETTINGS for word in ("--set", setting)]
+CPU = World(torch.device("cpu"))
+
+
+def images() -> np.ndarray:
+    """A step of grey at a random height, so that there is something to learn and to turn."""
+    start = np.random.default_rng(0).integers(0, 4, (48, 1, 1, 1))
+    steps = np.arange(4)[:, None] // 2 + np.zeros((1, 4), int)
+    return ((start + steps) % 4).astype(np.uint8)
+
+
+def dataset(train: np.ndarray | None = None, levels: int | None = 4) -> Dataset:
+    values = images() if train is None else train
+    train, test = values[:-8], values[-8:]
+    sizes = (len(train), len(test))
+    identity = Identity("tiny", "test", *sizes, levels, train.shape[1:], digest(train, test))
+    return Dataset(identity, train, test)
+
+
+def config(*settings: str) -> Config:
+    return fit(override(PRESETS["digits"], [*SETTINGS, *settings]), 4, (1, 4, 4))
+
+
+def new_run(path: Path, *settings: str) -> Run:
+    run = Run(path, config(*settings), dataset().identity)
+    run.write_config()
+    return run
+
+
+def train(path: Path, *settings: str, reporter: Reporter | None = None) -> Trainer:
+    trainer = Trainer(new_run(path, *settings), dataset(), CPU, reporter)
+    trainer.train()
+    return trainer
