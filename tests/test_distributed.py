@@ -29,11 +29,14 @@ HARD = (
 )
 
 
+BOOKS = ("train.steps=50", "train.log_every=1", "train.evaluate_every=25")
+
+
 def command(tmp_path: Path, out: str, *settings: str) -> list[str]:
     if not (tmp_path / "x.npy").exists():
         np.save(tmp_path / "x.npy", tiny.images())
     words = ["train", "digits", "--data", f"npy:{tmp_path / 'x.npy'}?levels=4", *tiny.FLAGS]
-    for setting in (*HARD, "train.steps=50", "train.log_every=1", *settings):
+    for setting in (*HARD, *BOOKS, *settings):
         words += ["--set", setting]
     return [*words, "--out", str(tmp_path / out), "--quiet"]
 
