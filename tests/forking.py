@@ -7,6 +7,7 @@ process group. Importing torch anew for each would take most of the time of thes
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -99,9 +100,19 @@ def child(job: dict, rank: int, port: int) -> int:
     return code
 
 
+def matches(job: dict) -> set[tuple[str, int]]:
+    """Paths that match the glob, with their numbers: a dead process may have left some."""
+    found = set()
+    for path in Path(job["root"]).glob(job["kill_when"] or "nothing"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add((path.name, path.stat().st_ino))
+    return found
+
+
 def carry_out(job: dict) -> list[int]:
     """Fork the ranks, kill them if asked to, and wait."""
     (Path(job["root"]) / "output.txt").write_text("")
+    before = matches(job)
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -127,7 +138,7 @@ def carry_out(job: dict) -> list[int]:
                 codes[pid] = os.waitstatus_to_exitcode(status)
         lived = time.monotonic() - start
         due = job["kill_after"] is not None and lived > job["kill_after"]
-        due |= job["kill_when"] is not None and any(Path(job["root"]).glob(job["kill_when"]))
+        due |= bool(matches(job) - before)
         if (due and not killed) or lived > TIMEOUT:
             killed = True
             if job["kill_when"]:
@@ -142,6 +153,7 @@ def serve() -> None:
     # Whatever the commands import, so that no child has to; nothing here may run a backward
     # pass, as autograd does not survive a fork after its first.
     import torch
+    import torch._dynamo  # which every optimiser imports at its first step
 
     import idode.commands.finetune
     import idode.commands.importing

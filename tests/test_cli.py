@@ -150,6 +150,8 @@ class TestTrain:
         assert open_run(run).config.train.steps == 4
         assert main(["train", "--resume", "--out", str(run), "--set", "net.width=16"]) == 2
         assert "only those of `train`" in refused(capsys)
+        assert main(["train", "vectors", "--resume", "--out", str(run)]) == 2
+        assert "is a run of digits" in refused(capsys)
         np.save(tmp_path / "y.npy", tiny.images()[::-1])
         other = f"npy:{tmp_path / 'y.npy'}?levels=4"
         assert main(["train", "--resume", "--out", str(run), "--data", other, "--quiet"]) == 2
@@ -211,11 +213,13 @@ class TestFinetune:
         assert (config.objective.unbiased, config.objective.probes) == (True, 2)
         last = json.loads((tmp_path / "more" / "metrics.jsonl").read_text().splitlines()[-1])
         assert last["second_order"] != 0
-        assert main([*words, "--steps", "3", "--resume"]) == 0
+        assert main([*words, "--steps", "3", "--resume"]) == 2  # another objective
+        same = ["--ratio", "0.3", "--unbiased"]
+        assert main([*words, "--steps", "3", "--resume", *same]) == 0
 
     def test_bad_input_is_refused(self, tmp_path: Path, spec: str, capsys) -> None:
         run = str(tmp_path / "run")
-        assert main(["finetune", run, "--out", run]) == 2
+        assert main(["finetune", run, "--out", f"{run}2"]) == 2
         assert "there is no run folder" in refused(capsys)
         assert train(spec, tmp_path / "run", "--steps", "1") == 0
         assert main(["finetune", run, "--out", run]) == 2

@@ -415,17 +415,17 @@ class TestTrouble:
         assert ended.codes == [0], ended.text
         command += ["--out", str(parts), "--quiet", "--resume"]
         killed = 0
-        for life in range(6):
+        for life in range(8):
             if life % 2:  # while a checkpoint is being written
                 ended = forks().run(*command, root=tmp_path, kill_when="parts/checkpoints/.new-*")
             else:
-                moment = random.uniform(0.0, 0.6)
+                moment = random.uniform(0.0, 1.0)
                 ended = forks().run(*command, root=tmp_path, kill_after=moment)
             assert ended.codes in ([-signal.SIGKILL], [0]), ended.text
             killed += ended.codes == [-signal.SIGKILL]
         ended = forks().run(*command, root=tmp_path)
         assert ended.codes == [0], ended.text
-        assert killed >= 3
+        assert killed >= 4
         assert state_bytes(whole, 48) == state_bytes(parts, 48)
         assert without_pace(whole) == without_pace(parts)
         assert (whole / "model.safetensors").read_bytes() == (

@@ -32,20 +32,26 @@ def run(args: argparse.Namespace) -> int:
     from idode.run import open_run
     from idode.training import finetuned, joined
 
-    trained = open_run(args.run)
-
     def decide() -> Config:
         out = args.out if args.dry_run else session.needed(args.out)
         if out is not None and out.resolve() == args.run.resolve():
             raise InputError(f"{out} is the run to start from: give another folder with --out")
+        trained = open_run(args.run).config
+        config = session.resolve(finetuned(trained, args.ratio, args.probes, args.unbiased), args)
         found = None if out is None else session.claim(out, args.resume, args.force)
-        if found is not None:
-            return session.resumed(found, args)
-        config = finetuned(trained.config, args.ratio, args.probes, args.unbiased)
-        return session.resolve(config, args)
+        if found is None:
+            return config
+        if found.config.objective != config.objective:
+            raise InputError(
+                f"{out} has another objective than is asked for: resume it with its own --ratio, "
+                "--probes and --unbiased"
+            )
+        return session.resumed(found, args)
 
     if args.dry_run:
         return session.print_settings(decide())
     with joined(args.device) as world:
         config = session.agreed(world, decide)
-        return session.session(config, args, world, trained.weights())
+        # The others get the weights from rank 0, which alone needs to see the folders.
+        start = open_run(args.run).net().state_dict() if world.writes else None
+        return session.session(config, args, world, start)

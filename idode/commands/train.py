@@ -40,8 +40,10 @@ def run(args: argparse.Namespace) -> int:
     def decide() -> Config:
         out = args.out if args.dry_run else session.needed(args.out)
         found = None if out is None else session.claim(out, args.resume, args.force)
-        if found is not None:
+        if found is not None and args.preset in (None, found.config.name):
             return session.resumed(found, args)
+        if found is not None:
+            raise InputError(f"{out} is a run of {found.config.name}: resume it without a preset")
         if args.preset is None:
             raise InputError("no preset is given: choose one of `idode train --list`")
         return session.resolve(choose("preset", args.preset, PRESETS), args)

@@ -40,7 +40,7 @@ def finetuned(
         train=replace(
             config.train,
             steps=further.steps,
-            accumulate=further.accumulate,
+            accumulate=max(config.train.accumulate, further.accumulate),
             lr=config.train.lr if further.lr is None else further.lr,
         ),
     )

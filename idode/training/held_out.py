@@ -20,7 +20,7 @@ from idode.training.randomness import Purpose, generator
 
 __all__ = ["held_out_bits"]
 
-DRAWS = 4  # noise levels for each image
+DRAWS = 8  # noise levels for each image
 
 
 def held_out_bits(model: DiffusionODE, split: Split, config: Config, world: World) -> float:

@@ -109,9 +109,9 @@ class Trainer:
             save_model(self.run.path, self.state.average.net.state_dict())
         stopped = False
         with (
+            Interruption() as interruption,
             Loader(self.data.train, self.batches.indices, first) as loader,
             MetricsLog(self.run.metrics if self.world.writes else None, first) as log,
-            Interruption() as interruption,
         ):
             while self.state.step < self.settings.steps and not stopped:
                 start = time.perf_counter()
