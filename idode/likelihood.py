@@ -7,9 +7,10 @@ solved once for each draw.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,7 +96,9 @@ def bits_per_dim(
         chunk = chunk if isinstance(chunk, Tensor) else torch.from_numpy(np.array(chunk))
         return chunk.to(device or chunk.device), list(range(first_index + lo, first_index + hi))
 
-    tuned = _tune(task, *part(0, min(16, len(pixels))))
+    pilot, indices = part(0, min(16, len(pixels)))
+    with _naming(indices):
+        tuned = _tune(task, pilot, indices)
     values: list[Tensor] = []
     evaluations, complete = 0.0, True
     try:
@@ -113,6 +116,16 @@ def bits_per_dim(
     return _result(task, torch.cat(values, dim=1), tuned, evaluations, began, complete)
 
 
+@contextlib.contextmanager
+def _naming(indices: list[int]) -> Iterator[None]:
+    """Say which image a failed solve was about."""
+    try:
+        yield
+    except NumericalError as error:
+        image = indices[error.sample]
+        raise NumericalError(f"image {image}: {error}", sample=error.sample) from error
+
+
 @dataclass(frozen=True)
 class _Tuned:
     dim: int
@@ -126,7 +139,7 @@ def _tune(task: Task, pixels: Tensor, indices: list[int]) -> _Tuned:
     """Calibrate the solver on the first images, and measure the two sources of randomness."""
     s, model, dim = task.settings, task.model, pixels[0].numel()
     count = 0 if s.probes == 0 else max(4, s.probes)
-    x, _, mean_weight = task.state(pixels, indices, 0)
+    x, weight = task.state(pixels, indices, 0)
     probes = task.probes(x, indices, 0, count)
     calibration: Calibration | None = None
     solver: Solver = Dopri5(s.tolerance, s.tolerance)
@@ -141,8 +154,8 @@ def _tune(task: Task, pixels: Tensor, indices: list[int]) -> _Tuned:
         )
         solver = calibration.solver
     limit = calibration.most_roughness if calibration else math.inf
-    first = nats_to_bits(task.solve(x, probes, solver, limit).per_probe + mean_weight, dim)
-    y, _, weight = task.state(pixels, indices, 1)
+    first = nats_to_bits(task.solve(x, probes, solver, limit).per_probe + weight, dim)
+    y, weight = task.state(pixels, indices, 1)
     second = nats_to_bits(task.solve(y, probes, solver, limit).per_probe + weight, dim)
     probe_variance = float(first.var(0).mean()) if count else 0.0
     # The same probes in both draws: their difference holds the noise of dequantization twice,
@@ -162,16 +175,12 @@ def _evaluate(
         log_w = []
         for k in range(s.importance):
             draw = repeat * s.importance + k
-            x, weight, mean_weight = task.state(pixels, indices, draw)
+            x, weight = task.state(pixels, indices, draw)
             # An image keeps its probe over the K draws of one repeat, see Settings.fresh_probes.
             probes = task.probes(x, indices, draw if s.fresh_probes else repeat, s.probes)
-            try:
+            with _naming(indices):
                 found = task.solve(x, probes, tuned.solver, limit)
-            except NumericalError as error:
-                raise NumericalError(
-                    f"image {indices[error.sample]}: {error}", sample=error.sample
-                ) from error
-            log_w.append(found.log_p + (mean_weight if s.importance == 1 else weight))
+            log_w.append(found.log_p + weight)
             roughness.append(found.roughness)
             nfe.append(found.nfe)
         stacked = torch.stack(log_w)

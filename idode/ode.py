@@ -28,6 +28,8 @@ Field = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 Weights = npt.NDArray[np.float64]
 
+GRADED = 5  # nodes inside the first step of a multistep method
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -106,7 +108,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Adams:
-    """Predict, evaluate once, correct: one evaluation of the field a step, order up to five.
+    """Predict, evaluate once, correct: one evaluation of the field a step.
 
     The predictor is the polynomial through the last ``order`` velocities, the corrector adds the
     newest. On network fields this is several times cheaper than Runge-Kutta of the same accuracy,
@@ -118,7 +120,7 @@ class Adams:
     """
 
     grid: tuple[float, ...] = uniform_grid(128)
-    order: int = 5
+    order: int = 4
 
     def __post_init__(self) -> None:
         if len(self.grid) < 2 or self.grid[0] != 0 or self.grid[-1] != 1:
@@ -130,9 +132,8 @@ class Adams:
 
     def nodes(self, start: float, end: float) -> list[float]:
         """The grid on the clock; the first step is graded, since there is no past to look at."""
-        first = self.grid[1]
-        fractions = [0.0, *(first / 2**k for k in range(self.order - 1, 0, -1)), *self.grid[1:]]
-        return [start + (end - start) * u for u in fractions[:-1]] + [end]
+        graded = [self.grid[1] / 2**k for k in range(GRADED, 0, -1)]
+        return [start + (end - start) * u for u in (0.0, *graded, *self.grid[1:-1])] + [end]
 
     def trace(self, field: Field, x: Tensor, start: float, end: float) -> Trace:
         """Move ``x`` from ``start`` to ``end`` and keep what was seen on the way."""

@@ -35,7 +35,10 @@ class Settings:
 
     Args:
         dequantization: tn, uniform, variational, or none for continuous data.
-        importance: Draws K inside the logarithm; 1 takes the closed-form entropy.
+        importance: Draws K inside the logarithm.
+        closed_form: For K = 1, the closed-form entropy of the noise, as in the paper, in place
+            of its log-density at the draw. The mean is the same; the drawn one cancels most of
+            the noise in log p, since both see the same distance from the bin's centre.
         repeats: Independent repetitions averaged outside the logarithm.
         probes: Hutchinson probes for each solve; 0 is the exact divergence.
         probe: rademacher or gaussian.
@@ -52,6 +55,7 @@ class Settings:
 
     dequantization: str = "tn"
     importance: int = 1
+    closed_form: bool = False
     repeats: int = 1
     probes: int = 1
     probe: str = "rademacher"
@@ -70,6 +74,11 @@ class Settings:
             )
         choose("probe", self.probe, divergence.PROBES)
         choose("solver", self.solver, {"adams": 0, "dopri5": 0})
+        if self.closed_form and self.importance > 1:
+            raise InputError(
+                "the closed-form entropy is for one draw: inside the logarithm of "
+                f"{self.importance} draws each needs its own density"
+            )
         for name, least in (("importance", 1), ("repeats", 1), ("probes", 0), ("batch_size", 1)):
             if getattr(self, name) < least:
                 raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
@@ -106,8 +115,8 @@ class Task:
     bridge: Dequantization
     dtype: torch.dtype
 
-    def state(self, pixels: Tensor, indices: Sequence[int], repeat: int) -> tuple[Tensor, ...]:
-        """States, weights of this draw, and their closed-form mean."""
+    def state(self, pixels: Tensor, indices: Sequence[int], repeat: int) -> tuple[Tensor, Tensor]:
+        """States ``(B, *)`` and the weights ``(B,)`` that make bounds of their log-densities."""
         shape = pixels.shape[1:]
         noise = streams.per_image(
             lambda g: streams.uniform(shape, g),
@@ -117,7 +126,8 @@ class Task:
             repeat=repeat,
         ).to(pixels.device)
         drawn = self.bridge.draw(pixels, noise)
-        return drawn.x.to(self.dtype), drawn.weight, drawn.mean_weight
+        weight = drawn.mean_weight if self.settings.closed_form else drawn.weight
+        return drawn.x.to(self.dtype), weight
 
     def probes(self, x: Tensor, indices: Sequence[int], repeat: int, count: int) -> Tensor | None:
         """Probes ``(count, B, *)``, or ``None`` for the exact divergence."""

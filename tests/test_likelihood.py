@@ -1,0 +1,376 @@
+"""The engine against data whose probability is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import ALL_SCHEDULES
+from torch import Tensor
+
+import idode
+from idode import density, exact, streams
+from idode.bounds import sde_bound
+from idode.divergence import gaussian
+from idode.errors import InputError, NumericalError
+from idode.likelihood import Settings, bits_per_dim
+from idode.model import DiffusionODE, wrap
+from idode.ode import Adams, Dopri5, uniform_grid
+from idode.schedules import SCHEDULES, Schedule, VariancePreserving, start_gamma
+from idode.time_sampling import UniformGamma
+
+EXACT = Settings(probes=0, tolerance=1e-4)
+
+
+@ALL_SCHEDULES
+def test_log_prob_of_gaussian_and_mixture_data_is_their_density(
+    schedule: Schedule, mixture: exact.Mixture, generator: torch.Generator
+) -> None:
+    for oracle in (exact.gaussian([0.3, -0.2, 0.1], 0.5), mixture):
+        # gamma_max = 32: the prior knows no mean, which costs alpha/sigma * |x| = 1e-7 there
+        model = oracle.ode(schedule, -6.0, 32.0)
+        gamma = torch.tensor(-6.0, dtype=torch.float64)
+        x = schedule.alpha(gamma) * oracle.sample(5, generator)
+        truth = oracle.log_prob(x, gamma, schedule)
+        for solver in (Adams(uniform_grid(800)), Dopri5(1e-9, 1e-9)):
+            found = density.log_prob(model, x, solver=solver)
+            assert ((found.log_p - truth).abs() / 3).max() < 1e-6
+
+
+@ALL_SCHEDULES
+def test_a_round_trip_returns_to_where_it_began(
+    schedule: Schedule, mixture: exact.Mixture, generator: torch.Generator
+) -> None:
+    model = mixture.ode(schedule, -6.0, 6.0)
+    x = mixture.sample(4, generator)
+    z = density.encode(model, x, Adams(uniform_grid(300)))
+    back = density.decode(model, z.x, Adams(uniform_grid(300)))
+    torch.testing.assert_close(back.x, x, atol=1e-5, rtol=0)
+    assert density.encode(model, x).nfe == density.decode(model, x).nfe
+
+
+def test_probes_share_one_path_and_average_to_the_exact_value(mixture: exact.Mixture) -> None:
+    model = mixture.ode(VariancePreserving(), -6.0, 8.0)
+    g = torch.Generator().manual_seed(0)
+    x = mixture.sample(3, g)
+    probes = gaussian(64, x, g)
+    many = density.log_prob(model, x, probes=probes)
+    truth = density.log_prob(model, x)
+    assert many.per_probe.shape == (64, 3)
+    torch.testing.assert_close(many.z, truth.z)
+    z = (many.log_p - truth.log_p) / (many.per_probe.std(0) / 8)
+    assert z.abs().max() < 4
+
+
+def lattice(dim: int = 3, levels: int = 8, points: int = 40) -> exact.Lattice:
+    g = torch.Generator().manual_seed(4)
+    pixels = torch.unique(torch.randint(0, levels, (points, dim), generator=g), dim=0)
+    p = torch.rand(len(pixels), generator=g, dtype=torch.float64) + 0.05
+    return exact.Lattice(pixels, p / p.sum(), levels)
+
+
+class TestDiscreteOracle:
+    """Integers with known probabilities under the perfect model: no bound may beat the truth."""
+
+    data = lattice()
+
+    def gap(self, schedule: Schedule, n: int = 64, **changes: object) -> tuple[float, float]:
+        """Mean excess over the true code length of the same images, and its standard error."""
+        pixels, log_p = self.data.sample(n, torch.Generator().manual_seed(0))
+        model = self.data.ode(schedule, start_gamma(8), 14.0)
+        settings = dataclasses.replace(EXACT, **changes)
+        result = bits_per_dim(model, pixels, settings, dtype=torch.float64)
+        excess = result.per_image + log_p / (3 * math.log(2))
+        return float(excess.mean()), float(excess.std() / n**0.5)
+
+    @pytest.mark.parametrize("name", ["vp", "sp"])
+    def test_truncated_normal_is_within_a_hundredth_and_its_gap_is_the_lost_mass(
+        self, name: str
+    ) -> None:
+        gap, _ = self.gap(SCHEDULES[name], n=16)
+        lost = -math.log2(math.erf(3 / math.sqrt(2)))  # tau = 3 by the choice of gamma_min
+        assert lost == pytest.approx(0.0039, abs=1e-4)
+        assert 0 < gap < 0.01
+        assert gap == pytest.approx(lost, abs=5e-4)  # the two densities cancel at every draw
+
+    def test_the_closed_form_entropy_has_the_same_mean_and_more_noise(self) -> None:
+        drawn, _ = self.gap(VariancePreserving(), n=200)
+        closed, error = self.gap(VariancePreserving(), n=200, closed_form=True)
+        assert closed == pytest.approx(drawn, abs=4 * error)
+        assert error > 0.02  # half a chi-square for each dimension, that the draw cancels
+
+    @pytest.mark.parametrize("dequantization", ["tn", "variational", "uniform"])
+    def test_every_bound_is_above_the_truth_and_falls_with_k(self, dequantization: str) -> None:
+        gaps = [
+            self.gap(
+                VariancePreserving(),
+                n=32,
+                dequantization=dequantization,
+                importance=k,
+                tolerance=1e-3,
+            )
+            for k in (1, 5, 20)
+        ]
+        for gap, error in gaps:
+            assert gap > -3 * error - 1e-3
+        for (more, e1), (fewer, e2) in zip(gaps[1:], gaps[:-1], strict=True):
+            assert more < fewer + 3 * math.hypot(e1, e2)
+
+    def test_uniform_at_the_same_start_is_far_worse_and_recovers_with_its_own(self) -> None:
+        same, _ = self.gap(
+            VariancePreserving(), dequantization="uniform", start=start_gamma(8), n=200
+        )
+        own, _ = self.gap(VariancePreserving(), dequantization="uniform", n=200)
+        best, _ = self.gap(VariancePreserving(), dequantization="uniform", importance=20, n=32)
+        # Uniform noise through a log density of width a third of it: (3 - 1)/2 nats and the
+        # difference of the entropies make 0.9 bits.
+        assert same == pytest.approx(0.9, abs=0.15)
+        assert own < 0.35
+        assert best < own
+
+    @pytest.mark.parametrize("name", ["vp", "sp", "ve"])
+    def test_the_sde_bound_is_above_the_truth_and_near_it_for_the_perfect_model(
+        self, name: str
+    ) -> None:
+        schedule = SCHEDULES[name]
+        pixels, log_p = self.data.sample(400, torch.Generator().manual_seed(0))
+        model = self.data.ode(schedule, start_gamma(8), 14.0)
+        bound = sde_bound(model, pixels, draws=64, dtype=torch.float64)
+        excess = bound.per_image + log_p / (3 * math.log(2))
+        assert float(excess.mean()) > -3 * bound.monte_carlo_error
+        assert float(excess.mean()) < 0.02 + 3 * bound.monte_carlo_error
+        terms = bound.reconstruction + bound.prior + bound.diffusion
+        assert terms == pytest.approx(bound.mean)
+        other = sde_bound(
+            model,
+            pixels,
+            draws=64,
+            density=UniformGamma(model.gamma_min, model.gamma_max),
+            dtype=torch.float64,
+            seed=1,
+        )
+        spread = math.hypot(bound.monte_carlo_error, other.monte_carlo_error)
+        assert bound.mean == pytest.approx(other.mean, abs=4 * spread)
+
+    def test_the_standard_prior_costs_sp_what_the_facts_say(self) -> None:
+        pixels = self.data.sample(4, torch.Generator().manual_seed(0))[0]
+        for name, cost in (("sp", 0.0085), ("vp", 1.6e-5)):
+            model = self.data.ode(SCHEDULES[name], start_gamma(8), 5.0)
+            plain = sde_bound(model, pixels, draws=2)
+            standard = sde_bound(model, pixels, draws=2, standard_prior=True)
+            alpha2 = float(model.schedule.alpha(torch.tensor(5.0))) ** 2
+            # The facts' figure is the variance term; the mean term differs with the data.
+            x2 = float(((2 * pixels.double() + 1) / 8 - 1).square().mean())
+            sigma2 = float(model.schedule.sigma(torch.tensor(5.0))) ** 2
+            shift = alpha2 * x2 * (1 - 1 / sigma2) / (2 * math.log(2))
+            assert standard.prior - plain.prior - shift == pytest.approx(cost, rel=0.03)
+
+
+class Wave(torch.nn.Module):
+    """A network with a full Jacobian, cheap and smooth."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        g = torch.Generator().manual_seed(0)
+        self.mix = torch.randn(dim, dim, generator=g) / dim**0.5
+        self.calls = 0
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        self.calls += 1
+        mix = self.mix.to(x)
+        return (x.flatten(1) + 0.3 * torch.sin(x.flatten(1) @ mix + t[:, None])).reshape(x.shape)
+
+
+def wave_model(shape: tuple[int, ...], levels: int = 17) -> DiffusionODE:
+    return DiffusionODE(
+        Wave(math.prod(shape)), VariancePreserving(), start_gamma(levels), 5.0, levels=levels
+    )
+
+
+def images(n: int, shape: tuple[int, ...], levels: int = 17) -> Tensor:
+    g = torch.Generator().manual_seed(9)
+    return torch.randint(0, levels, (n, *shape), generator=g).to(torch.uint8)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 4), (3, 2, 5), (6,), (2, 3)])
+@pytest.mark.parametrize("levels", [2, 17, 256])
+def test_any_shape_and_any_number_of_levels(shape: tuple[int, ...], levels: int) -> None:
+    result = bits_per_dim(wave_model(shape, levels), images(3, shape, levels))
+    assert result.per_image.shape == (3,)
+    assert math.isfinite(result.mean)
+
+
+def test_a_value_depends_neither_on_batch_mates_nor_on_the_batch_size() -> None:
+    model, pixels = wave_model((1, 4, 4)), images(24, (1, 4, 4))
+    whole = bits_per_dim(model, pixels)
+    for size in (1, 7):
+        other = bits_per_dim(model, pixels, Settings(batch_size=size))
+        assert (whole.per_image - other.per_image).abs().max() < 1e-4
+    alone = bits_per_dim(model, pixels[20:], first_index=20)
+    # Another pilot, so another grid: equal within what both grids are known to miss.
+    assert (whole.per_image[20:] - alone.per_image).abs().max() < 0.005
+
+
+def test_a_memory_map_gives_the_same_as_a_tensor() -> None:
+    model, pixels = wave_model((1, 4, 4)), images(5, (1, 4, 4))
+    array = pixels.numpy().copy()
+    array.flags.writeable = False
+    assert bits_per_dim(model, array).mean == bits_per_dim(model, pixels).mean
+
+
+def test_errors_by_source_are_those_of_repeated_evaluations() -> None:
+    """Spread of the mean over seeds against the claimed dequantization and probe errors."""
+    model, pixels = wave_model((1, 4, 4)), images(32, (1, 4, 4))
+    results = [bits_per_dim(model, pixels, Settings(seed=s, tolerance=0.02)) for s in range(16)]
+    spread = torch.tensor([r.mean for r in results]).std().item()
+    claimed = sum(math.hypot(r.errors.dequantization, r.errors.probe) for r in results) / 16
+    assert claimed == pytest.approx(spread, rel=0.5)
+    assert all(r.standard_error > r.errors.images > 0 for r in results)
+    exact_result = bits_per_dim(model, pixels, Settings(probes=0))
+    assert exact_result.errors.probe == 0
+    assert abs(exact_result.errors.solver) < 0.005
+
+
+def test_ours_agrees_with_the_papers_solver_within_both_errors() -> None:
+    model, pixels = wave_model((1, 4, 4)), images(8, (1, 4, 4))
+    ours = bits_per_dim(model, pixels)
+    paper = bits_per_dim(model, pixels, Settings(solver="dopri5", tolerance=1e-6))
+    difference = (ours.per_image - paper.per_image).square().mean().sqrt().item()
+    assert difference < 0.006
+    assert ours.nfe < paper.nfe
+
+
+def test_k_draws_average_in_the_exponential_and_memory_does_not_see_k() -> None:
+    model, pixels = wave_model((1, 4, 4)), images(3, (1, 4, 4))
+    largest: list[int] = []
+
+    def watched(x: Tensor, t: Tensor) -> Tensor:
+        largest.append(len(x))
+        return Wave.forward(model.net, x, t)  # type: ignore[arg-type]
+
+    watching = dataclasses.replace(model, net=watched)
+    one = [
+        bits_per_dim(watching, pixels, Settings(importance=k, probes=0)).per_image for k in (1, 6)
+    ]
+    assert max(largest) == 3  # never a batch of K * B
+    assert (one[1] < one[0] + 0.05).all()
+
+
+def test_an_image_keeps_its_probe_over_its_draws_unless_told_otherwise() -> None:
+    model, pixels = wave_model((1, 4, 4)), images(3, (1, 4, 4))
+    shared = bits_per_dim(model, pixels, Settings(importance=4))
+    fresh = bits_per_dim(model, pixels, Settings(importance=4, fresh_probes=True))
+    assert shared.notes == ()
+    assert "not a bound" in fresh.notes[0]
+    assert (shared.per_image - fresh.per_image).abs().max() > 1e-3
+
+
+def test_streams_of_an_image_depend_on_index_purpose_and_repeat_only() -> None:
+    def numbers(*indices: int, purpose: int = 0, repeat: int = 0) -> Tensor:
+        return streams.per_image(
+            lambda g: streams.uniform((3,), g), indices, seed=5, purpose=purpose, repeat=repeat
+        )
+
+    assert (numbers(1, 2, 3)[2] == numbers(3)[0]).all()
+    for other in (numbers(4), numbers(3, purpose=1), numbers(3, repeat=1)):
+        assert (other != numbers(3)).all()
+    many = numbers(*range(2000))
+    assert many.min() > 0
+    assert many.mean().item() == pytest.approx(0.5, abs=0.02)
+
+
+def test_continuous_vectors_have_a_density_in_three_lines(mixture: exact.Mixture) -> None:
+    s = VariancePreserving()
+    net = lambda x, gamma: mixture.noise(x, gamma, s)  # noqa: E731
+    ode = wrap(net, "noise", "vp", levels=None, gamma_min=-6.0, gamma_max=14.0)
+    x = mixture.sample(16, torch.Generator().manual_seed(0))
+    found = bits_per_dim(
+        ode, x, Settings(dequantization="none", probes=0, tolerance=1e-4), dtype=torch.float64
+    )
+    truth = mixture.log_prob(x, torch.tensor(-6.0, dtype=torch.float64), s)
+    torch.testing.assert_close(found.per_image, -truth / (3 * math.log(2)), atol=1e-3, rtol=0)
+
+
+class TestTrouble:
+    def test_a_nan_names_the_image_and_the_gamma(self) -> None:
+        model, pixels = wave_model((1, 4, 4)), images(20, (1, 4, 4))
+        pixels[18] = 0  # the only dark image, beyond the pilot
+
+        def broken(x: Tensor, t: Tensor) -> Tensor:
+            dark = x.flatten(1).mean(1) < -0.8
+            out = Wave.forward(model.net, x, t)  # type: ignore[arg-type]
+            early = (t[0] > 0.1) & (t[0] < 0.2)
+            return torch.where(dark[:, None, None, None] & early, torch.nan, out)
+
+        with pytest.raises(NumericalError, match=r"image 118: .*gamma = -[56]\."):
+            bits_per_dim(dataclasses.replace(model, net=broken), pixels, first_index=100)
+
+    def test_an_interrupt_keeps_what_was_done(self) -> None:
+        model, pixels = wave_model((1, 4, 4)), images(12, (1, 4, 4))
+        whole = bits_per_dim(model, pixels, Settings(batch_size=4))
+
+        def stop(done: int) -> None:
+            stop.total += done
+            if stop.total == 8:
+                raise KeyboardInterrupt
+
+        stop.total = 0
+        part = bits_per_dim(model, pixels, Settings(batch_size=4), progress=stop)
+        assert not part.complete
+        assert part.notes == ("interrupted after 8 images",)
+        assert (part.per_image == whole.per_image[:8]).all()
+
+    def test_a_rough_image_is_solved_again_on_a_finer_grid(self) -> None:
+        model, pixels = wave_model((1, 4, 4)), images(18, (1, 4, 4))
+        pixels[17] = 16  # the only white image
+
+        def rough(x: Tensor, t: Tensor) -> Tensor:
+            out = Wave.forward(model.net, x, t)  # type: ignore[arg-type]
+            white = (x.flatten(1).mean(1) > 0.5)[:, None, None, None]
+            return out + white * 0.5 * torch.sin(9 * x)
+
+        harder = dataclasses.replace(model, net=rough)
+        ours = bits_per_dim(harder, pixels)
+        paper = bits_per_dim(harder, pixels, Settings(solver="dopri5", tolerance=1e-7))
+        assert abs(ours.per_image[17] - paper.per_image[17]) < 0.02
+        assert ours.nfe > bits_per_dim(model, pixels).nfe
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"dequantization": "gauss"}, "no dequantization called 'gauss': choose one of tn"),
+            ({"solver": "euler"}, "no solver called 'euler'"),
+            ({"probe": "sobol"}, "no probe called 'sobol'"),
+            ({"closed_form": True, "importance": 5}, "the closed-form entropy is for one draw"),
+            ({"importance": 0}, "importance must be at least 1, got 0"),
+            ({"probes": -1}, "probes must be at least 0, got -1"),
+            ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ],
+    )
+    def test_settings_that_make_no_sense(self, change: dict[str, object], message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            Settings(**change)  # type: ignore[arg-type]
+
+    def test_wrong_data(self) -> None:
+        model = wave_model((1, 4, 4))
+        with pytest.raises(InputError, match="pass the uint8 images"):
+            bits_per_dim(model, torch.rand(2, 1, 4, 4))
+        with pytest.raises(InputError, match=r"0\.\.16, got 17 in image 1"):
+            bits_per_dim(model, torch.tensor([[0, 3], [17, 4]]))
+        with pytest.raises(InputError, match="no images"):
+            bits_per_dim(model, images(0, (1, 4, 4)))
+        continuous = dataclasses.replace(model, levels=None)
+        with pytest.raises(InputError, match="choose dequantization none"):
+            bits_per_dim(continuous, images(2, (1, 4, 4)))
+        with pytest.raises(InputError, match="is for integer data"):
+            sde_bound(continuous, images(2, (1, 4, 4)))
+        with pytest.raises(InputError, match="even number of draws"):
+            sde_bound(model, images(2, (1, 4, 4)), draws=3)
+
+
+def test_the_public_names_are_at_the_top() -> None:
+    assert idode.bits_per_dim is bits_per_dim
+    assert np.isfinite(idode.bits_per_dim(wave_model((4,)), images(2, (4,))).mean)

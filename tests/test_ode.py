@@ -1,0 +1,151 @@
+"""Solvers against equations with known solutions, and against each other."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from idode.calibration import calibrate
+from idode.errors import InputError, NumericalError
+from idode.ode import RK4, Adams, Dopri5, Solver, lagrange_weights, quadrature, uniform_grid
+
+
+def pendulum(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotation with a swinging speed; the rate is cos(3t) + x0, whose integral is known."""
+    speed = 1 + torch.cos(t)
+    v = torch.stack([-x[:, 1], x[:, 0]], 1) * speed
+    return v, (torch.cos(3 * t) + v[:, 0])[None]
+
+
+def truth(x: Tensor, a: float, b: float) -> tuple[Tensor, Tensor]:
+    angle = (b + math.sin(b)) - (a + math.sin(a))
+    c, s = math.cos(angle), math.sin(angle)
+    end = torch.stack([c * x[:, 0] - s * x[:, 1], s * x[:, 0] + c * x[:, 1]], 1)
+    return end, (math.sin(3 * b) - math.sin(3 * a)) / 3 + end[:, 0] - x[:, 0]
+
+
+X = torch.tensor([[1.0, 0.0], [0.3, -2.0]], dtype=torch.float64)
+SOLVERS: dict[str, tuple[Solver, float]] = {
+    "adams-3": (Adams(uniform_grid(400), 3), 3e-6),
+    "adams-4": (Adams(uniform_grid(400), 4), 1e-7),
+    "rk4": (RK4(200), 1e-6),
+    "dopri5": (Dopri5(1e-9, 1e-9), 1e-7),
+}
+every = pytest.mark.parametrize("name", SOLVERS)
+
+
+@every
+@pytest.mark.parametrize("ends", [(-2.0, 3.0), (3.0, -2.0)])
+def test_state_and_integral_are_those_of_the_closed_form(
+    name: str, ends: tuple[float, float]
+) -> None:
+    solver, tolerance = SOLVERS[name]
+    found = solver(pendulum, X, *ends)
+    state, integral = truth(X, *ends)
+    torch.testing.assert_close(found.x, state, atol=tolerance, rtol=0)
+    torch.testing.assert_close(found.integral[0], integral, atol=tolerance, rtol=0)
+    assert found.integral.dtype == torch.float64
+    assert found.nfe > 0
+
+
+@every
+def test_there_and_back_again(name: str) -> None:
+    solver, tolerance = SOLVERS[name]
+    there = solver(pendulum, X, -2.0, 3.0)
+    back = solver(pendulum, there.x, 3.0, -2.0)
+    torch.testing.assert_close(back.x, X, atol=4 * tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_adams_converges_with_its_order(order: int) -> None:
+    """The corrector has one order more than the predictor's count of velocities."""
+    errors = []
+    for steps in (30, 60):
+        found = Adams(uniform_grid(steps), order)(pendulum, X, 0.0, 2.0)
+        errors.append((found.x - truth(X, 0.0, 2.0)[0]).abs().max().item())
+    assert math.log2(errors[0] / errors[1]) > order + 0.5
+
+
+def test_adams_costs_one_evaluation_a_step() -> None:
+    calls = 0
+
+    def counted(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal calls
+        calls += 1
+        return pendulum(x, t)
+
+    found = Adams(uniform_grid(50))(counted, X, 0.0, 1.0)
+    assert found.nfe == calls == 50 + 5 + 1  # steps, graded start, the first velocity
+
+
+def test_lagrange_weights_integrate_polynomials_exactly() -> None:
+    nodes = [-0.3, 0.1, 0.5, 1.2]
+    weights = lagrange_weights(nodes, 0.5, 1.2)
+    for power in range(4):
+        exact = (1.2 ** (power + 1) - 0.5 ** (power + 1)) / (power + 1)
+        assert weights @ np.array(nodes) ** power == pytest.approx(exact)
+
+
+@pytest.mark.parametrize("order", [2, 4, 6])
+def test_quadrature_integrates_polynomials_on_an_uneven_grid(order: int) -> None:
+    grid = np.sort(np.random.default_rng(0).uniform(0, 1, 12))
+    weights = quadrature(list(grid), order)
+    exact = (grid[-1] ** order - grid[0] ** order) / order
+    assert weights @ grid ** (order - 1) == pytest.approx(exact)
+
+
+def bump(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """A field that is smooth but for a stretch around t = 0.7."""
+    rough = torch.exp(-(((t - 0.7) / 0.03) ** 2))
+    return torch.sin(40 * x) * rough + 0.1 * x, (rough * torch.cos(40 * x) + 0.1)[None, :, 0]
+
+
+def test_calibration_meets_its_tolerance_and_puts_steps_where_it_is_rough() -> None:
+    x = torch.linspace(-1, 1, 16, dtype=torch.float64)[:, None]
+    for tolerance in (1e-4, 1e-6):
+        tuned = calibrate(bump, x, 0.0, 1.0, lambda z, i: i, tolerance)
+        found = tuned.solver(bump, x, 0.0, 1.0)
+        reference = Dopri5(1e-10, 1e-10)(bump, x, 0.0, 1.0)
+        rms = (found.integral - reference.integral).square().mean().sqrt().item()
+        assert rms < 2 * tolerance
+        assert tuned.rms_error < tolerance
+        assert rms == pytest.approx(tuned.rms_error, rel=0.7)
+        grid = np.array(tuned.solver.grid)
+        inside = ((grid > 0.6) & (grid < 0.8)).mean()
+        assert inside > 0.4  # a fifth of the way
+
+
+def test_a_field_that_is_not_finite_is_named_with_its_sample_and_gamma() -> None:
+    def broken(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        v, r = pendulum(x, t)
+        return torch.where((t > 0.5) & (x.norm(dim=1, keepdim=True) > 1.5), torch.nan, v), r
+
+    for solver in (Adams(uniform_grid(20)), RK4(20), Dopri5()):
+        with pytest.raises(NumericalError, match=r"gamma = 0\.5.* for sample 1 of its batch"):
+            solver(broken, X, 0.0, 1.0)
+
+
+def test_a_collapsing_step_is_an_error_and_not_a_number() -> None:
+    def singular(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        return x**2 / (0.5 - t) ** 3, torch.zeros(1, len(x), dtype=x.dtype)
+
+    with pytest.raises(NumericalError, match="gave up between gamma|not finite"):
+        Dopri5(1e-8, 1e-8)(singular, X, 0.0, 1.0)
+
+
+class TestBadInput:
+    def test_grids(self) -> None:
+        with pytest.raises(InputError, match="runs from 0 to 1"):
+            Adams((0.0, 0.5))
+        with pytest.raises(InputError, match="must increase"):
+            Adams((0.0, 0.5, 0.5, 1.0))
+        with pytest.raises(InputError, match="order must be 1 to 6, got 0"):
+            Adams(order=0)
+
+    def test_tolerance(self) -> None:
+        with pytest.raises(InputError, match="tolerance must be positive, got 0"):
+            calibrate(bump, X, 0.0, 1.0, lambda z, i: i, 0)
