@@ -76,7 +76,7 @@ FASHION = replace(
     model=ModelConfig(shape=(1, 28, 28)),
     train=replace(
         DIGITS.train,
-        steps=20_000,
+        steps=12_000,
         lr=1e-3,
         log_every=100,
         evaluate_every=1000,
