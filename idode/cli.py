@@ -19,6 +19,8 @@ COMMANDS: dict[str, tuple[str, str]] = {  # name: (module, what it does)
     "data": ("idode.data.command", "list, fetch, verify and describe data sets"),
     "train": ("idode.commands.train", "train a model from a preset"),
     "finetune": ("idode.commands.finetune", "go on with the second-order objective"),
+    "evaluate": ("idode.commands.evaluate", "bits per dimension of a data set, with error bars"),
+    "sample": ("idode.commands.sample", "draw samples from a model, as pictures or arrays"),
     "import": ("idode.commands.importing", "turn a checkpoint of the paper's authors into a run"),
 }
 USAGE_ERROR, INTERRUPTED = 2, 130

@@ -1,0 +1,39 @@
+# make demo   train, evaluate, sample and report on the 8x8 digits in a few minutes
+# make test   lint, types and tests, as CI runs them
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+READY = $(VENV)/.ready
+
+.PHONY: setup demo test check slow bench clean
+.DEFAULT_GOAL := setup
+
+setup: $(READY)
+
+# Constraints pin every package; torch==2.13.0 among them keeps gigabytes of CUDA away.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: setup
+	$(BIN)/idode demo --out demo --force
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: check
+	$(BIN)/python -m pytest -m "not slow"
+
+slow: setup
+	$(BIN)/python -m pytest -m slow
+
+bench: setup
+	$(BIN)/python benchmarks/networks.py --json docs/results/networks.json
+	$(BIN)/python benchmarks/solvers.py --out docs/results
+	$(BIN)/python benchmarks/variance.py --out docs/results
+
+clean:
+	rm -rf $(VENV) demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,54 @@
+"""What commands print and write: a table for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from idode.errors import InputError
+
+__all__ = ["check_output", "table", "write_json"]
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns padded to their widest entry; the first to the left, the others to the right.
+
+    >>> print(table(["bound", "bits"], [["tn", "1.9"], ["uniform", "2.06"]]))
+    bound    bits
+    -------  ----
+    tn        1.9
+    uniform  2.06
+    """
+    lines = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def check_output(path: Path | None, force: bool) -> None:
+    """Refuse to write over a file before any work is done."""
+    if path is None:
+        return
+    if path.exists() and not force:
+        raise InputError(f"{path} exists: give another name, or --force to replace it")
+    if not path.parent.is_dir():
+        raise InputError(f"there is no folder {path.parent} for {path.name}: make it first")
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a result whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(json.dumps(value, indent=1) + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"cannot write {path} ({error.strerror}): choose another place") from None
