@@ -1,0 +1,254 @@
+"""``idode sample``: draws from a run, as a grid of pictures, an array or a folder of images."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from idode.data import Dataset
+    from idode.features import Features
+    from idode.fid import FeatureStatistics
+    from idode.run import Run
+    from idode.sampling import Samples
+
+__all__ = ["add_arguments", "run"]
+
+OURS = re.compile(r"\d{5,}\.png")  # what a folder of samples holds
+MANY = 10_000  # images for a FID that others can compare with
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``idode sample``."""
+    parser.add_argument(
+        "run", type=Path, metavar="RUN", help="folder of a trained or imported run"
+    )
+    parser.add_argument("--count", type=int, default=64, metavar="N", help="samples [64]")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="OUT",
+        help="FILE.png for a grid, FILE.npz for arrays, or a folder for one PNG each",
+    )  # fmt: skip
+    parser.add_argument(
+        "--solver", default="dopri5", metavar="NAME",
+        help="dopri5 (the paper's), adams, dpm (good in 10 to 20 steps), ancestral [dopri5]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="[adams calibrates its own, ancestral 500, dpm 20]"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of all noise [0]")
+    parser.add_argument(
+        "--likelihood", action="store_true", help="also the log-likelihood of each sample"
+    )
+    parser.add_argument(
+        "--fid", action="store_true", help="also the Fréchet distance to the training data"
+    )
+    parser.add_argument("--batch-size", type=int, default=64, metavar="B", help="[64]")
+    parser.add_argument("--device", metavar="DEVICE", help="such as cpu or cuda [cuda if any]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
+    parser.add_argument("--force", action="store_true", help="replace what is there")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out ``idode sample``; the exit code."""
+    import torch
+
+    from idode.commands.tables import check_output, write_json
+    from idode.errors import InputError, NumericalError
+    from idode.run import open_run
+    from idode.training.distributed import pick_device
+
+    opened = open_run(args.run)
+    shape, levels = tuple(opened.config.model.shape), opened.config.model.levels
+    _check_out(args.out, shape, levels, args.force)
+    check_output(args.json, args.force)
+    device = pick_device(args.device, 0)
+    judge = _Judge(opened, device) if args.fid else None
+    generator = torch.Generator().manual_seed(args.seed)
+    try:
+        drawn = _draw(args, opened, generator, device)
+    except NumericalError as error:
+        raise InputError(f"{args.run} cannot be sampled from: {error}") from None
+    _write(args.out, drawn, levels)
+    figures = _figures(args, drawn)
+    if judge is not None:
+        figures |= judge.figures(drawn)
+    if args.json is not None:
+        write_json(args.json, figures)
+    if not args.quiet:
+        _print(args, figures)
+    return 0
+
+
+def _check_out(out: Path, shape: tuple[int, ...], levels: int | None, force: bool) -> None:
+    """Refuse an output that cannot hold the samples, or that exists, before any work is done."""
+    from idode.commands.tables import check_output
+    from idode.errors import InputError
+    from idode.pictures import check_images
+
+    if out.suffix not in ("", ".png", ".npz") and not out.is_dir():
+        raise InputError(
+            f"{out} is no place for samples: give FILE.png, FILE.npz or a folder with --out"
+        )
+    if out.suffix != ".npz":
+        check_images(shape, levels)
+    if out.suffix and out.is_dir():
+        raise InputError(f"{out} is a folder: give a file of that name elsewhere")
+    if out.suffix or not out.is_dir():
+        check_output(out, force and not (out.is_file() and not out.suffix))
+    elif any(out.iterdir()) and not force:
+        raise InputError(f"{out} is not empty: give another folder, or --force to replace samples")
+
+
+def _draw(
+    args: argparse.Namespace, opened: Run, generator: torch.Generator, device: torch.device
+) -> Samples:
+    from tqdm import tqdm
+
+    from idode.sampling import sample
+
+    with tqdm(total=args.count, unit="sample", disable=args.quiet, file=sys.stderr) as bar:
+        return sample(
+            opened.model(device),
+            args.count,
+            opened.config.model.shape,
+            generator,
+            solver=args.solver,
+            steps=args.steps,
+            likelihood=args.likelihood,
+            batch_size=args.batch_size,
+            device=device,
+            progress=bar.update,
+        )
+
+
+def _write(out: Path, drawn: Samples, levels: int | None) -> None:
+    import numpy as np
+
+    from idode.pictures import grid, png, to_bytes
+
+    if out.suffix == ".npz":
+        arrays: dict[str, Any] = {"data": drawn.data.numpy(), "x": drawn.x.numpy()}
+        if drawn.log_p is not None and drawn.bits_per_dim is not None:
+            arrays |= {"log_p": drawn.log_p.numpy(), "bits_per_dim": drawn.bits_per_dim.numpy()}
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)
+        _replace(out, buffer.getvalue())
+        return
+    assert levels is not None
+    if out.suffix == ".png":
+        _replace(out, png(grid(drawn.data, levels)))
+        return
+    out.mkdir(exist_ok=True)
+    for old in [p for p in out.iterdir() if OURS.fullmatch(p.name)]:
+        old.unlink()
+    for i, image in enumerate(to_bytes(drawn.data, levels)):
+        _replace(out / f"{i:05d}.png", png(image))
+
+
+def _replace(path: Path, content: bytes) -> None:
+    from idode.errors import InputError
+
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path} ({error.strerror}): choose another place") from None
+
+
+class _Judge:
+    """The Fréchet distance of samples to the data of a run; the test split is the yardstick."""
+
+    def __init__(self, opened: Run, device: torch.device) -> None:
+        from idode.data import load, same_data
+        from idode.errors import InputError
+        from idode.features import digits_features, inception_features
+
+        spec = opened.config.data
+        if spec is None:
+            raise InputError(f"{opened.path} names no data set to compare with: leave --fid out")
+        data = load(spec)
+        if data.levels is None:
+            raise InputError("a Fréchet distance is for images, not continuous data: no --fid")
+        if opened.identity is not None and not same_data(opened.identity, data.identity):
+            raise InputError(f"{spec} is not the data {opened.path} was trained on: get its own")
+        self.network = "digits" if data.identity.name == "digits" else "inception-v3"
+        self.features: Features = (
+            digits_features()
+            if self.network == "digits"
+            else inception_features(data.levels, device)
+        )
+        self.train = self._statistics(data, "train")
+        self.test = self._statistics(data, "test")
+
+    def _statistics(self, data: Dataset, split: str) -> FeatureStatistics:
+        """Cached where they are slow to get."""
+        from idode.data import default_root
+        from idode.fid import FeatureStatistics, statistics_of
+
+        images = getattr(data, split)
+        if self.network == "digits":
+            return statistics_of(images, self.features)
+        name = f"{self.network}-{data.identity.sha256[:16]}-{split}.npz"
+        path = default_root() / "features" / name
+        if path.exists():
+            return FeatureStatistics.load(path)
+        found = statistics_of(images, self.features)
+        found.save(path)
+        return found
+
+    def figures(self, drawn: Samples) -> dict[str, Any]:
+        from idode.fid import fid, frechet_distance
+
+        return {
+            "fid": fid(drawn.data, self.train, self.features),
+            "fid_of_test_split": frechet_distance(self.test, self.train),
+            "fid_features": self.network,
+        }
+
+
+def _figures(args: argparse.Namespace, drawn: Samples) -> dict[str, Any]:
+    figures: dict[str, Any] = {
+        "run": str(args.run),
+        "out": str(args.out),
+        "count": len(drawn.x),
+        "seed": args.seed,
+        "solver": args.solver,
+        "steps": args.steps,
+        "nfe": drawn.nfe,
+        "seconds": drawn.seconds,
+    }
+    if drawn.log_p is not None and drawn.bits_per_dim is not None:
+        bits = drawn.bits_per_dim
+        figures["bits_per_dim"] = float(bits.mean())
+        figures["bits_per_dim_std"] = float(bits.std()) if len(bits) > 1 else None
+        figures["per_sample"] = {"log_p": drawn.log_p.tolist(), "bits_per_dim": bits.tolist()}
+    return figures
+
+
+def _print(args: argparse.Namespace, figures: dict[str, Any]) -> None:
+    from idode.commands.tables import table
+
+    count = figures["count"]
+    header = ["solver", "samples", "NFE", "s/sample"]
+    row = [args.solver, str(count), f"{figures['nfe']:.0f}", f"{figures['seconds'] / count:.3f}"]
+    notes = []
+    if "bits_per_dim" in figures:
+        spread = figures["bits_per_dim_std"]
+        header += ["bits/dim", "std"]
+        row += [f"{figures['bits_per_dim']:.4f}", "" if spread is None else f"{spread:.4f}"]
+    if "fid" in figures:
+        header += ["FID", "FID of test split"]
+        row += [f"{figures['fid']:.3f}", f"{figures['fid_of_test_split']:.3f}"]
+        notes.append(f"FID by {figures['fid_features']} features against the training split.")
+        if figures["fid_features"] != "digits" and count < MANY:
+            notes.append(f"It falls with the number of samples: others report {MANY:,} or more.")
+    print(table(header, [row]))
+    print("\n".join([*notes, str(args.out)]))

@@ -1,0 +1,52 @@
+r"""VDM's sampler: back through the noise by draws from the posterior.
+
+For :math:`u = x/\alpha` noising is a random walk of variance :math:`e^\gamma`, so between
+:math:`\gamma_s < \gamma_t` the posterior given the data is that of a Brownian bridge,
+
+.. math:: u_s = (1 - c)\,u_t + c\,\hat x_0 + e^{\gamma_s/2}\sqrt c\;z, \qquad
+          c = 1 - e^{\gamma_s - \gamma_t},
+
+for every schedule alike. The true data is not known: the network's guess stands for it, which is
+exact in the limit of many steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from idode.errors import InputError
+from idode.model import DiffusionODE
+from idode.predictors import DATA
+
+__all__ = ["ancestral"]
+
+
+def ancestral(
+    model: DiffusionODE, z: Tensor, steps: int, noise: Callable[[int], Tensor]
+) -> Tensor:
+    """From latents ``z`` ``(B, *)`` at ``gamma_max`` to states at ``gamma_min``.
+
+    Args:
+        model: The diffusion model.
+        z: Draws of the prior.
+        steps: Equal steps in gamma, one evaluation each.
+        noise: Gives standard normal numbers ``(B, *)`` for step 0, 1, ...
+    """
+    if steps < 1:
+        raise InputError(f"ancestral sampling needs at least 1 step, got {steps}")
+    nodes = np.linspace(model.gamma_max, model.gamma_min, steps + 1).tolist()
+    clock = torch.tensor(nodes, dtype=torch.float64, device=z.device)
+    alphas: list[float] = model.schedule.alpha(clock).tolist()
+    u = z / alphas[0]
+    for i, (here, there) in enumerate(itertools.pairwise(nodes)):
+        with torch.no_grad():
+            data = model.predict(alphas[i] * u, clock[i], DATA)
+        c = -math.expm1(there - here)
+        u = (1 - c) * u + c * data + math.exp(there / 2) * math.sqrt(c) * noise(i)
+    return alphas[-1] * u
