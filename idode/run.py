@@ -44,6 +44,7 @@ __all__ = [
     "write_atomically",
 ]
 
+SHIPPED = "pretrained:"
 FORMAT = 1
 CONFIG, METRICS, MODEL, CHECKPOINTS = (
     "config.json",
@@ -150,8 +151,17 @@ class Run:
             ) from None
 
 
+def pretrained() -> dict[str, Path]:
+    """Folders of the models that come with the package, by name."""
+    root = Path(__file__).parent / "pretrained"
+    return {folder.name: folder for folder in sorted(root.iterdir()) if folder.is_dir()}
+
+
 def open_run(path: Path | str) -> Run:
-    """The run in a folder."""
+    """The run in a folder, or one that comes with the package, as ``pretrained:digits``."""
+    name = str(path).removeprefix(SHIPPED)
+    if name != str(path):
+        path = choose("pretrained model", name, pretrained())
     path = Path(path)
     if not path.is_dir():
         raise InputError(f"there is no run folder {path}: check the path")

@@ -20,6 +20,7 @@ from idode.likelihood import Settings, bits_per_dim
 from idode.model import DiffusionODE, wrap
 from idode.ode import Adams, Dopri5, uniform_grid
 from idode.schedules import SCHEDULES, Schedule, VariancePreserving, start_gamma
+from idode.starts import search_start
 from idode.time_sampling import UniformGamma
 
 EXACT = Settings(probes=0, tolerance=1e-4)
@@ -167,6 +168,24 @@ class TestDiscreteOracle:
             sigma2 = float(model.schedule.sigma(torch.tensor(5.0))) ** 2
             shift = alpha2 * x2 * (1 - 1 / sigma2) / (2 * math.log(2))
             assert standard.prior - plain.prior - shift == pytest.approx(cost, rel=0.03)
+
+    def test_the_best_start_for_uniform_noise_is_found(self) -> None:
+        pixels, _ = self.data.sample(128, torch.Generator().manual_seed(0))
+        model = self.data.ode(VariancePreserving(), start_gamma(8), 14.0)
+        starts = [-6.1, -5.3, -4.5]
+        settings = Settings(probes=0, batch_size=128)
+        curve = search_start(model, pixels, starts, settings)
+        means = [r.mean for r in curve.results]
+        # For points and the noise of a bin the optimum is the variance of the bin, 1/(3 L²),
+        # up to the overlap of neighbouring bins.
+        assert curve.best == pytest.approx(-2 * math.log(math.sqrt(3) * 8), abs=0.25)
+        assert means[1] < means[0] - 0.05
+        assert means[1] < means[2]
+
+    def test_a_search_needs_three_starts(self) -> None:
+        model = self.data.ode(VariancePreserving(), start_gamma(8), 14.0)
+        with pytest.raises(InputError, match="at least 3 starts, got 2"):
+            search_start(model, torch.zeros(1, 3, dtype=torch.int64), [-6.0, -5.0])
 
 
 class Wave(torch.nn.Module):

@@ -1,0 +1,147 @@
+"""Cost against accuracy of the likelihood solvers, on a trained network.
+
+    python benchmarks/solvers.py --run pretrained:digits --out docs/results
+
+All solvers see the same states and probes. The truth is Adams on a grid so fine that halving its
+steps once more moves no image by more than is printed. Seconds are of the same run, with the
+solvers taking turns, and are given as ratios to Dormand-Prince at 1e-5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from idode.calibration import calibrate
+from idode.data import load
+from idode.density import log_prob, ode_field, prior_log_prob
+from idode.likelihood import Settings
+from idode.numerics import nats_to_bits
+from idode.ode import RK4, Adams, Dopri5, Solver, uniform_grid
+from idode.run import open_run
+from idode.weights import Task, dequantization_for
+
+
+def solvers(task: Task, states: Tensor, probes: Tensor) -> dict[str, Solver]:
+    """Every solver of the picture; ours are calibrated on the first 16 images."""
+    dim, model = states[0].numel(), task.model
+    field = ode_field(model, probes[:, :16])
+    value: Callable[[Tensor, Tensor], Tensor] = lambda z, i: (
+        -nats_to_bits(  # noqa: E731
+            prior_log_prob(model, z) + i, dim
+        )
+    )
+    chosen: dict[str, Solver] = {
+        f"dopri5 {tol:g}": Dopri5(tol, tol) for tol in (1e-3, 1e-4, 1e-5, 1e-6)
+    }
+    chosen |= {f"rk4 {n}": RK4(n) for n in (25, 50)}
+    for tol in (0.02, 0.01, 0.005, 0.002):
+        tuned = calibrate(field, states[:16], task.bridge.gamma, model.gamma_max, value, tol)
+        chosen[f"ours {tol:g}"] = tuned.solver
+    return chosen
+
+
+def measure(run: str, images: int) -> dict[str, object]:
+    """NFE, seconds and errors in bits/dim of each solver."""
+    opened = open_run(run)
+    model, data = opened.model(), load(opened.config.data or "digits")
+    pixels = torch.from_numpy(np.array(data.test[:images]))
+    settings = Settings()
+    task = Task(model, settings, dequantization_for(model, settings), torch.float32)
+    indices = range(len(pixels))
+    states, _ = task.state(pixels, indices, 0)
+    probes = task.probes(states, indices, 0, 1)
+    assert probes is not None
+    dim = states[0].numel()
+
+    def bits(solver: Solver) -> tuple[Tensor, int, float]:
+        began = time.perf_counter()
+        found = log_prob(model, states, solver=solver, probes=probes)
+        return -nats_to_bits(found.log_p, dim), found.nfe, time.perf_counter() - began
+
+    truth = bits(Adams(uniform_grid(1200)))[0]
+    half = bits(Adams(uniform_grid(600)))[0]
+    rows = []
+    for name, solver in solvers(task, states, probes).items():
+        values, nfe, seconds = bits(solver)
+        error = values - truth
+        rows.append(
+            {
+                "solver": name,
+                "nfe": nfe,
+                "seconds": seconds,
+                "mean_error": float(error.mean()),
+                "rms_error": float(error.square().mean().sqrt()),
+                "largest_error": float(error.abs().max()),
+            }
+        )
+    return {
+        "run": run,
+        "data": str(data.identity),
+        "images": len(pixels),
+        "threads": torch.get_num_threads(),
+        "truth_moves_by": float((truth - half).abs().max()),
+        "rows": rows,
+    }
+
+
+def picture(result: dict, path: Path) -> None:
+    """Both costs against the error, both families in one picture."""
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, 2)
+    base = next(r["seconds"] for r in result["rows"] if r["solver"] == "dopri5 1e-05")
+    for family, marker in (("dopri5", "o"), ("rk4", "s"), ("ours", "D")):
+        rows = [r for r in result["rows"] if r["solver"].startswith(family)]
+        label = {"dopri5": "Dormand-Prince 5(4)", "rk4": "RK4, equal steps", "ours": "idode"}
+        for axis, cost in ((axes[0], "nfe"), (axes[1], "seconds")):
+            x = [r[cost] / (base if cost == "seconds" else 1) for r in rows]
+            axis.plot(x, [r["rms_error"] for r in rows], marker + "-", label=label[family])
+            for r, at in zip(rows, x, strict=True):
+                axis.annotate(
+                    r["solver"].split()[1], (at, r["rms_error"]), fontsize=7,
+                    xytext=(4, 4), textcoords="offset points",
+                )  # fmt: skip
+    for axis, text in (
+        (axes[0], "evaluations of the field (NFE)"),
+        (axes[1], "seconds, as a share of Dormand-Prince at 1e-5"),
+    ):
+        axis.set(xscale="log", yscale="log", xlabel=text, ylabel="rms error (bits/dim)")
+        axis.axhline(0.01, color="grey", lw=0.8, ls=":")
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    """Measure, print, and write JSON and a picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", default="pretrained:digits")
+    parser.add_argument("--images", type=int, default=64)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    result = measure(args.run, args.images)
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "solvers.json").write_text(json.dumps(result, indent=1) + "\n")
+    picture(result, args.out / "solvers.png")
+    base = next(r for r in result["rows"] if r["solver"] == "dopri5 1e-05")
+    print(f"{result['data']}, {result['images']} images; truth ± {result['truth_moves_by']:.5f}")
+    print(f"{'solver':14} {'NFE':>5} {'of 1e-5':>8} {'seconds':>8} {'mean':>9} {'rms':>8}")
+    for r in result["rows"]:
+        print(
+            f"{r['solver']:14} {r['nfe']:5d} {r['nfe'] / base['nfe']:8.2f} "
+            f"{r['seconds'] / base['seconds']:8.2f} {r['mean_error']:+9.5f} {r['rms_error']:8.5f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
