@@ -68,7 +68,8 @@ class Task:
             if self.steps is not None:
                 raise InputError("a solver brings its own steps: leave steps out")
             return self
-        steps = choose("solver", self.solver, SOLVERS) if self.steps is None else self.steps
+        usual = choose("solver", self.solver, SOLVERS)
+        steps = usual if self.steps is None else self.steps
         if steps is not None and steps < 1:
             raise InputError(f"sampling needs at least 1 step, got {steps}")
         if self.solver == "dopri5" and steps is not None:

@@ -1,0 +1,461 @@
+"""Samplers against data whose distribution and flow are known."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from conftest import ALL_SCHEDULES
+from PIL import Image
+from torch import Tensor
+
+from idode import density, exact
+from idode.cli import main
+from idode.config import Config, override
+from idode.dequantization import centres
+from idode.errors import InputError, NumericalError
+from idode.model import DiffusionODE, wrap
+from idode.ode import Adams, Dopri5, uniform_grid
+from idode.pictures import grid, png
+from idode.presets import PRESETS
+from idode.run import Run, build_net, save_model
+from idode.sampling import SOLVERS, DataMultistep, Samples, ancestral, latents, sample
+from idode.schedules import SCHEDULES, Schedule, VariancePreserving, start_gamma
+
+ENDS = (-8.0, 10.0)  # little is left of the data's mean in the prior, and of noise in the data
+FINE = Adams(uniform_grid(300))
+
+
+def draw(model: DiffusionODE, count: int, shape: tuple[int, ...], **how: object) -> Samples:
+    generator = torch.Generator().manual_seed(5)
+    return sample(model, count, shape, generator, dtype=torch.float64, **how)
+
+
+def characteristic(x: Tensor, directions: Tensor) -> Tensor:
+    """Cosines and sines of projections ``(2 K, N)``: bounded, so their errors are known."""
+    angles = directions @ x.T
+    return torch.cat([angles.cos(), angles.sin()])
+
+
+def far_from(x: Tensor, truth: Tensor, directions: Tensor) -> float:
+    """Largest difference of means of the characteristic function, in standard errors."""
+    a, b = characteristic(x, directions), characteristic(truth, directions)
+    error = (a.var(1) / a.shape[1] + b.var(1) / b.shape[1]).sqrt()
+    return float(((a.mean(1) - b.mean(1)).abs() / error).max())
+
+
+def walk(model: DiffusionODE, count: int, steps: int) -> Tensor:
+    """Ancestral samples of a mixture in three dimensions, divided by alpha."""
+    g = torch.Generator().manual_seed(6)
+
+    def noise(_: int = 0) -> Tensor:
+        return torch.randn(count, 3, generator=g, dtype=torch.float64)
+
+    ends = torch.tensor([model.gamma_min, model.gamma_max], dtype=torch.float64)
+    x = ancestral(model, model.schedule.sigma(ends[1]) * noise(), steps, noise)
+    return x / model.schedule.alpha(ends[0])
+
+
+class TestDistribution:
+    """All solvers draw from the mixture that the perfect model stands for."""
+
+    how = pytest.mark.parametrize(
+        ("solver", "steps"), [("dopri5", None), ("adams", 60), ("dpm", 40), ("ancestral", 200)]
+    )
+
+    @how
+    @ALL_SCHEDULES
+    def test_samples_have_the_mixtures_distribution(
+        self, solver: str, steps: int | None, schedule: Schedule, mixture: exact.Mixture
+    ) -> None:
+        model = mixture.ode(schedule, *ENDS)
+        if solver == "ancestral":
+            x = walk(model, 1500, 200)
+        else:
+            x = draw(model, 1500, (3,), solver=solver, steps=steps, batch_size=1500).data
+        g = torch.Generator().manual_seed(9)
+        directions = 2 * torch.randn(16, 3, generator=g, dtype=torch.float64)
+        truth = mixture.sample(20_000, g)
+        assert far_from(x, truth, directions) < 4.5
+        # It must tell another distribution from the truth, or it shows nothing.
+        assert far_from(1.2 * x, truth, directions) > 5
+
+    def test_ancestral_covariance_is_the_mixtures(self, mixture: exact.Mixture) -> None:
+        x = walk(mixture.ode(VariancePreserving(), *ENDS), 4000, 300)
+        w = mixture.log_weights.exp()
+        mean = w @ mixture.means
+        assert mixture.axes is not None
+        within = mixture.axes @ torch.diag_embed(mixture.stds**2) @ mixture.axes.mT
+        away = mixture.means - mean
+        covariance = torch.einsum("m,mij->ij", w, within + away[:, :, None] * away[:, None, :])
+        centred = x - mean
+        products = centred[:, :, None] * centred[:, None, :]
+        z = (products.mean(0) - covariance) / (products.std(0) / math.sqrt(4000))
+        assert z.abs().max() < 4
+
+    def test_ancestral_noise_is_fresh_in_every_step(self, mixture: exact.Mixture) -> None:
+        """The sampler with its own streams: variances fail if steps share their noise."""
+        model = exact.gaussian([0.0] * 400, 0.5).ode(VariancePreserving(), *ENDS)
+        x = draw(model, 4, (400,), solver="ancestral", steps=100).data
+        assert x.var() == pytest.approx(0.25, rel=4 * math.sqrt(2 / 1600) + 0.02)
+
+    def test_ancestral_steps_follow_the_posterior_of_known_data(self) -> None:
+        """With the data known, any number of steps is exact: mean and variance at gamma_min."""
+        point = exact.gaussian([0.4], 0.0)
+        model = point.ode(SCHEDULES["sp"], -1.0, 4.0)
+        gamma = torch.tensor(-1.0, dtype=torch.float64)
+        alpha, sigma = model.schedule.alpha(gamma), model.schedule.sigma(gamma)
+        top = torch.tensor(4.0, dtype=torch.float64)
+        for steps in (1, 3):
+            g = torch.Generator().manual_seed(steps)
+            normal = torch.randn(20_000, 1, generator=g, dtype=torch.float64)
+            z = 0.4 * model.schedule.alpha(top) + model.schedule.sigma(top) * normal
+            x = ancestral(
+                model,
+                z,
+                steps,
+                lambda _, g=g: torch.randn(20_000, 1, generator=g, dtype=torch.float64),
+            )
+            assert abs(x.mean() - 0.4 * alpha) < 4 * sigma / math.sqrt(20_000)
+            assert abs(x.var() / sigma**2 - 1) < 4 * math.sqrt(2 / 20_000)
+
+    def test_lattice_samples_are_its_points_with_their_probabilities(self) -> None:
+        pixels = torch.tensor([[0, 3], [2, 1], [3, 3]])
+        p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+        lattice = exact.Lattice(pixels, p, 4)
+        model = lattice.ode(VariancePreserving(), start_gamma(4), 9.0)
+        drawn = draw(model, 1000, (2,), solver="dpm", steps=30, batch_size=1000)
+        assert drawn.data.dtype == torch.uint8
+        seen = (drawn.data.long()[:, None, :] == pixels).all(-1).double()  # (N, 3)
+        assert seen.sum() > 985  # 3 sigma in each of two dimensions: 0.5% are rounded wrongly
+        z = (seen.mean(0) - p) / (p * (1 - p) / 1000).sqrt()
+        assert z.abs().max() < 4
+
+
+class TestPaths:
+    """ODE solvers are maps: the same latent gives the same sample."""
+
+    @pytest.mark.parametrize("name", SCHEDULES)
+    def test_every_solver_reaches_the_end_of_the_same_path(
+        self, name: str, mixture: exact.Mixture
+    ) -> None:
+        model = mixture.ode(SCHEDULES[name], *ENDS)
+        z = latents(model, (3,), range(8), seed=3, dtype=torch.float64)
+        truth = density.decode(model, z, Dopri5(1e-10, 1e-10)).x
+        for solver, error in (
+            (Dopri5(), 1e-3),
+            (Adams(uniform_grid(200)), 2e-4),
+            (DataMultistep(model.schedule, 400), 2e-3),
+        ):
+            assert (density.decode(model, z, solver).x - truth).abs().max() < error
+
+    @pytest.mark.parametrize("power", [0.0, 0.2])
+    def test_dpm_is_of_second_order(self, power: float, mixture: exact.Mixture) -> None:
+        model = mixture.ode(VariancePreserving(), -6.0, 6.0)
+        z = latents(model, (3,), range(16), seed=3, dtype=torch.float64)
+        truth = density.decode(model, z, FINE).x
+        errors = [
+            float(
+                (density.decode(model, z, DataMultistep(model.schedule, n, power)).x - truth)
+                .square()
+                .mean()
+                .sqrt()
+            )
+            for n in (100, 200, 400)
+        ]
+        for coarse, fine in itertools.pairwise(errors):
+            assert 3.2 < coarse / fine < 5.0
+
+    def test_dpm_is_exact_in_one_step_where_the_data_is_a_point(self) -> None:
+        model = exact.gaussian([0.4, -0.3], 0.0).ode(SCHEDULES["sp"], -5.0, 4.0)
+        z = latents(model, (2,), range(4), seed=0, dtype=torch.float64)
+        one = density.decode(model, z, DataMultistep(model.schedule, 1))
+        torch.testing.assert_close(one.x, density.decode(model, z, FINE).x, atol=1e-6, rtol=0)
+        assert one.nfe == 1
+
+    def test_dpm_runs_in_either_direction(self, mixture: exact.Mixture) -> None:
+        model = mixture.ode(VariancePreserving(), -6.0, 6.0)
+        z = latents(model, (3,), range(4), seed=0, dtype=torch.float64)
+        solver = DataMultistep(model.schedule, 800)
+        x = density.decode(model, z, solver).x
+        torch.testing.assert_close(density.encode(model, x, solver).x, z, atol=2e-2, rtol=0)
+
+    def test_a_grid_of_power_is_even_in_that_power_of_the_noise_ratio(self) -> None:
+        nodes = np.array(DataMultistep(VariancePreserving(), 7, 0.5).nodes(5.0, -8.0))
+        assert (nodes[0], nodes[-1]) == (5.0, -8.0)
+        np.testing.assert_allclose(np.diff(np.exp(nodes / 4), 2), 0, atol=1e-12)
+
+    def test_calibrated_adams_keeps_its_promise(self, mixture: exact.Mixture) -> None:
+        model = mixture.ode(VariancePreserving(), *ENDS)
+        found = draw(model, 12, (3,), solver="adams")
+        fine = draw(model, 12, (3,), solver=FINE)
+        assert (found.x - fine.x).square().mean().sqrt() < 0.005
+        assert found.nfe < fine.nfe
+
+
+class TestLikelihood:
+    @pytest.mark.parametrize("solver", ["dopri5", "adams", "dpm"])
+    def test_log_p_of_a_sample_is_its_density(self, solver: str, mixture: exact.Mixture) -> None:
+        model = mixture.ode(VariancePreserving(), -6.0, 20.0)
+        steps = {"dopri5": None, "adams": 200, "dpm": 300}[solver]
+        drawn = draw(model, 6, (3,), solver=solver, steps=steps, likelihood=True, probes=0)
+        gamma = torch.tensor(-6.0, dtype=torch.float64)
+        truth = mixture.log_prob(drawn.x, gamma, model.schedule)
+        again = density.log_prob(model, drawn.x, solver=FINE).log_p
+        assert drawn.log_p is not None
+        # Second order: the end of the path is off by 1e-3, and so is what is known about it.
+        tolerance = 0.02 if solver == "dpm" else 1e-3
+        torch.testing.assert_close(drawn.log_p, truth, atol=tolerance, rtol=0)
+        torch.testing.assert_close(drawn.log_p, again, atol=tolerance, rtol=0)
+        torch.testing.assert_close(drawn.bits_per_dim, -drawn.log_p / (3 * math.log(2)))
+
+    def test_probes_average_to_the_exact_value(self, mixture: exact.Mixture) -> None:
+        model = mixture.ode(VariancePreserving(), -4.0, 6.0)
+        how = {"solver": "adams", "steps": 30, "likelihood": True}
+        truth = draw(model, 4, (3,), probes=0, **how)
+        many = draw(model, 4, (3,), probes=100, **how)
+        torch.testing.assert_close(many.x, truth.x)
+        assert many.log_p is not None
+        assert (many.log_p - truth.log_p).abs().max() < 0.7
+        assert (draw(model, 4, (3,), probes=1, **how).log_p - truth.log_p).abs().max() > 1e-3
+
+    def test_bits_of_lattice_samples_are_their_code_lengths(self) -> None:
+        g = torch.Generator().manual_seed(2)
+        pixels = torch.unique(torch.randint(0, 8, (12, 3), generator=g), dim=0)
+        p = torch.rand(len(pixels), generator=g, dtype=torch.float64) + 0.1
+        lattice = exact.Lattice(pixels, p / p.sum(), 8)
+        model = lattice.ode(VariancePreserving(), start_gamma(8), 16.0)
+        drawn = draw(model, 24, (3,), solver=FINE, likelihood=True, probes=0)
+        where = (drawn.data.long()[:, None, :] == pixels).all(-1)
+        known = where.any(1)  # a rare sample is rounded to a neighbour of its point
+        truth = -lattice.probabilities[where[known].double().argmax(1)].log2() / 3
+        assert drawn.bits_per_dim is not None
+        assert known.sum() > 20
+        torch.testing.assert_close(drawn.bits_per_dim[known], truth, atol=2e-3, rtol=0)
+
+    def test_ancestral_sampling_refuses_likelihoods(self, mixture: exact.Mixture) -> None:
+        model = mixture.ode(VariancePreserving(), *ENDS)
+        with pytest.raises(InputError, match="choose dopri5"):
+            draw(model, 1, (3,), solver="ancestral", likelihood=True)
+
+
+class TestBookkeeping:
+    @pytest.mark.parametrize("solver", ["adams", "dpm", "ancestral"])
+    def test_a_sample_does_not_depend_on_its_batch_or_on_how_many_follow(
+        self, solver: str, mixture: exact.Mixture
+    ) -> None:
+        model = mixture.ode(VariancePreserving(), *ENDS)
+        few = draw(model, 3, (3,), solver=solver, steps=12, batch_size=2)
+        many = draw(model, 7, (3,), solver=solver, steps=12, batch_size=7)
+        torch.testing.assert_close(few.x, many.x[:3], atol=1e-12, rtol=0)
+        assert few.nfe == many.nfe == {"adams": 18, "dpm": 12, "ancestral": 12}[solver]
+        assert len(torch.unique(many.x, dim=0)) == 7
+
+    def test_likelihoods_do_not_depend_on_the_batch(self, mixture: exact.Mixture) -> None:
+        model = mixture.ode(VariancePreserving(), *ENDS)
+        how = {"solver": "adams", "steps": 12, "likelihood": True}
+        few, many = (draw(model, 4, (3,), batch_size=b, **how) for b in (1, 4))
+        torch.testing.assert_close(few.log_p, many.log_p)
+
+    def test_states_keep_dtype_and_decode_to_the_nearest_level(self) -> None:
+        lattice = exact.Lattice(torch.tensor([[0, 16]]), torch.ones(1, dtype=torch.float64), 17)
+        model = lattice.ode(SCHEDULES["sp"], start_gamma(17), 6.0)
+        g = torch.Generator().manual_seed(0)
+        drawn = sample(model, 40, (2,), g, solver="dpm")
+        gamma = torch.tensor(model.gamma_min, dtype=torch.float64)
+        clean = drawn.x.double() / model.schedule.alpha(gamma)
+        table = centres(torch.arange(17), 17, torch.float64)
+        nearest = (clean[..., None] - table).abs().argmin(-1)
+        assert drawn.x.dtype == torch.float32
+        assert torch.equal(drawn.data.long(), nearest)
+        deep = dataclasses.replace(model, levels=1000)
+        assert sample(deep, 2, (2,), g, solver="dpm").data.dtype == torch.int32
+
+    def test_wrong_wishes_are_refused(self, mixture: exact.Mixture) -> None:
+        model = mixture.ode(VariancePreserving(), *ENDS)
+        for wish, said in (
+            ({"solver": "euler"}, "choose one of dopri5, adams"),
+            ({"solver": "euler", "steps": 9}, "choose one of dopri5, adams"),
+            ({"solver": "dpm", "steps": 0}, "at least 1 step"),
+            ({"solver": "dopri5", "steps": 9}, "chooses its own steps"),
+            ({"solver": FINE, "steps": 9}, "leave steps out"),
+            ({"batch_size": 0}, "batch_size must be at least 1"),
+            ({"likelihood": True, "probes": -1}, "probes must be at least 0"),
+        ):
+            with pytest.raises(InputError, match=said):
+                draw(model, 1, (3,), **wish)
+        with pytest.raises(InputError, match="count must be at least 1"):
+            draw(model, 0, (3,))
+
+    @pytest.mark.parametrize("solver", SOLVERS)
+    def test_a_network_that_answers_nonsense_is_reported(self, solver: str) -> None:
+        model = wrap(lambda x, t: x * math.nan, "noise", "vp", levels=4)
+        with pytest.raises(NumericalError, match="not finite"):
+            sample(model, 2, (2,), torch.Generator(), solver=solver)
+
+
+class TestPictures:
+    def test_a_grid_shows_every_image_enlarged_and_apart(self) -> None:
+        pixels = torch.arange(6).reshape(6, 1, 1, 1).expand(6, 1, 8, 8)
+        picture = grid(pixels, 6, columns=3)
+        height, width, colours = picture.shape
+        scale = (width - 4 * 4) // (3 * 8)
+        assert (width - 16, height - 12, colours) == (3 * 8 * scale, 2 * 8 * scale, 1)
+        assert 800 <= width < 800 + 3 * 8
+        cell = 8 * scale + 4
+        for i in range(6):
+            top, left = 4 + i // 3 * cell, 4 + i % 3 * cell
+            assert (picture[top : top + 8 * scale, left : left + 8 * scale] == 51 * i).all()
+            assert (picture[top - 4 : top] == 255).all()
+        assert grid(pixels[:5], 6, columns=3).shape == picture.shape
+
+    def test_colour_and_large_images_keep_their_pixels(self, tmp_path: Path) -> None:
+        g = torch.Generator().manual_seed(0)
+        pixels = torch.randint(0, 256, (1, 3, 900, 900), generator=g)
+        picture = grid(pixels, 256)
+        (tmp_path / "a.png").write_bytes(png(picture))
+        with Image.open(tmp_path / "a.png") as image:
+            shown = np.asarray(image)
+        assert shown.shape == (908, 908, 3)
+        np.testing.assert_array_equal(shown[4:-4, 4:-4], pixels[0].permute(1, 2, 0).numpy())
+
+    def test_what_is_no_image_is_refused(self) -> None:
+        with pytest.raises(InputError, match=r"write them to a \.npz file"):
+            grid(torch.zeros(3, 2, dtype=torch.long), 4)
+        with pytest.raises(InputError, match="no images to draw"):
+            grid(torch.zeros(0, 1, 4, 4, dtype=torch.long), 4)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fresh_run(tmp_path_factory.mktemp("tiny") / "run", tiny.config(), None)
+
+
+def fresh_run(path: Path, config: Config, data: str | None) -> Path:
+    """A run whose network has not learned anything."""
+    made = Run(path, dataclasses.replace(config, data=data), None)
+    made.write_config()
+    save_model(path, build_net(made.config, torch.Generator().manual_seed(0)).state_dict())
+    return path
+
+
+class TestCommand:
+    def sample(self, run: Path | str, out: Path, *more: str) -> int:
+        quick = ["--solver", "dpm", "--steps", "4", "--count", "6", "--device", "cpu"]
+        return main(["sample", str(run), "--out", str(out), *quick, *more])
+
+    def refused(self, capsys: pytest.CaptureFixture[str]) -> str:
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert len(said.err.splitlines()) == 1
+        return said.err
+
+    def test_a_grid_an_archive_and_a_folder_hold_the_same_samples(
+        self, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for name in ("a.png", "a.npz", "many"):
+            assert self.sample(run, tmp_path / name, "--quiet") == 0
+        assert capsys.readouterr() == ("", "")
+        with np.load(tmp_path / "a.npz", allow_pickle=False) as arrays:
+            data, x = arrays["data"], arrays["x"]
+        assert (data.shape, data.dtype, x.shape) == ((6, 1, 4, 4), np.uint8, (6, 1, 4, 4))
+        assert len(np.unique(data)) == 4
+        names = sorted(p.name for p in (tmp_path / "many").iterdir())
+        assert names == [f"{i:05d}.png" for i in range(6)]
+        with Image.open(tmp_path / "many" / "00003.png") as image:
+            np.testing.assert_array_equal(np.asarray(image), data[3, 0] * 85)
+        with Image.open(tmp_path / "a.png") as image:
+            np.testing.assert_array_equal(
+                np.asarray(image), grid(torch.from_numpy(data), 4)[..., 0]
+            )
+
+    def test_figures_for_people_and_programs(
+        self, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        json_file = tmp_path / "a.json"
+        assert self.sample(run, tmp_path / "a.npz", "--likelihood", "--json", str(json_file)) == 0
+        figures = json.loads(json_file.read_text())
+        assert (figures["count"], figures["solver"], figures["nfe"]) == (6, "dpm", 5)
+        with np.load(tmp_path / "a.npz") as arrays:
+            assert figures["per_sample"]["log_p"] == arrays["log_p"].tolist()
+            assert figures["bits_per_dim"] == pytest.approx(arrays["bits_per_dim"].mean())
+        shown = capsys.readouterr().out
+        assert f"{figures['bits_per_dim']:.4f}" in shown
+        assert str(tmp_path / "a.npz") in shown
+
+    def test_the_seed_decides(self, run: Path, tmp_path: Path) -> None:
+        for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+            assert self.sample(run, tmp_path / f"{name}.png", "--seed", seed, "--quiet") == 0
+        a, b, c = ((tmp_path / f"{name}.png").read_bytes() for name in "abc")
+        assert a == b != c
+
+    def test_nothing_is_replaced_without_force(
+        self, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "a.png").write_text("mine")
+        (tmp_path / "many").mkdir()
+        for name in ("00099.png", "notes.txt"):
+            (tmp_path / "many" / name).write_text("mine")
+        for out in ("a.png", "many"):
+            assert self.sample(run, tmp_path / out) == 2
+            assert "--force" in self.refused(capsys)
+        assert self.sample(run, tmp_path / "b.png", "--json", str(tmp_path / "a.png")) == 2
+        assert not (tmp_path / "b.png").exists()
+        assert (tmp_path / "a.png").read_text() == "mine"
+        for out in ("a.png", "many"):
+            assert self.sample(run, tmp_path / out, "--force", "--quiet") == 0
+        left = {p.name for p in (tmp_path / "many").iterdir()}
+        assert left == {*(f"{i:05d}.png" for i in range(6)), "notes.txt"}
+
+    @pytest.mark.parametrize(
+        ("more", "said"),
+        [
+            (("--count", "0"), "count must be at least 1, got 0"),
+            (("--count", "-3"), "count must be at least 1, got -3"),
+            (("--steps", "0"), "at least 1 step"),
+            (("--batch-size", "0"), "batch_size must be at least 1"),
+            (("--solver", "euler"), "choose one of dopri5, adams, ancestral, dpm"),
+            (("--solver", "dopri5"), "chooses its own steps"),
+            (("--solver", "ancestral", "--likelihood"), "choose dopri5, adams or dpm"),
+            (("--device", "abacus"), "try cpu or cuda"),
+            (("--fid",), "names no data set"),
+        ],
+    )
+    def test_wrong_input_is_one_sentence(
+        self, more: tuple[str, ...], said: str, run: Path, tmp_path: Path, capsys
+    ) -> None:
+        assert self.sample(run, tmp_path / "a.png", *more, "--quiet") == 2
+        assert said in self.refused(capsys)
+        assert not (tmp_path / "a.png").exists()
+
+    def test_wrong_places_are_one_sentence(self, run: Path, tmp_path: Path, capsys) -> None:
+        (tmp_path / "half").mkdir()
+        (tmp_path / "file").write_text("")
+        (tmp_path / "d.png").mkdir()
+        for place, out, said in (
+            (tmp_path / "none", "a.png", "there is no run folder"),
+            (tmp_path / "half", "a.png", "not the folder of a run"),
+            (run, "a.jpeg", "no place for samples"),
+            (run, "file", "exists"),
+            (run, "d.png", "is a folder"),
+            (run, "no/a.png", "there is no folder"),
+            (run, "no/many", "there is no folder"),
+        ):
+            assert self.sample(place, tmp_path / out, "--force") == 2
+            assert said in self.refused(capsys)
+
+    def test_fid_of_the_digits(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        config = override(PRESETS["digits"], tiny.SETTINGS)
+        place = fresh_run(tmp_path / "run", config, "digits")
+        written = tmp_path / "a.json"
+        assert self.sample(place, tmp_path / "a.png", "--fid", "--json", str(written)) == 0
+        figures = json.loads(written.read_text())
+        assert figures["fid"] > 10 * figures["fid_of_test_split"] > 0
+        assert "FID by digits features" in capsys.readouterr().out
