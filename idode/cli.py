@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {  # name: (module, what it does)
     "finetune": ("idode.commands.finetune", "go on with the second-order objective"),
     "evaluate": ("idode.commands.evaluate", "bits per dimension of a data set, with error bars"),
     "sample": ("idode.commands.sample", "draw samples from a model, as pictures or arrays"),
+    "report": ("idode.commands.report", "one page with every figure of the paper for a run"),
     "demo": ("idode.commands.demo", "train, evaluate, sample and report on the 8x8 digits"),
     "doctor": ("idode.commands.doctor", "versions, devices and the speed of this machine"),
     "import": ("idode.commands.importing", "turn a checkpoint of the paper's authors into a run"),

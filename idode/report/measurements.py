@@ -1,0 +1,223 @@
+"""Everything a report shows, computed from a run and its data."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from idode.bounds import SDEBound, sde_bound
+from idode.calibration import Calibration
+from idode.data import Dataset, Identity
+from idode.dequantization import centres
+from idode.errors import InputError
+from idode.model import DiffusionODE
+from idode.ode import GRADED
+from idode.report.curves import TrainingCurve, training_curve
+from idode.report.effort import FAST, Effort
+from idode.report.levels import NoiseLevels, noise_levels
+from idode.report.values import Value, bounds, engine, uniform_starts
+from idode.run import Run
+from idode.sampling import Samples, sample
+from idode.time_sampling import Adaptive, Designed, TimeDensity, UniformGamma
+from idode.training.checkpoint import load_latest
+from idode.training.objective import build_density
+
+__all__ = ["STAGES", "Likelihoods", "Measurements", "Smoothness", "measure", "plain"]
+
+STAGES = ("noise levels", "test images", "bounds", "uniform starts", "samples", "before")
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Likelihoods:
+    """Values of one model on the first test images."""
+
+    test: Value  # truncated normal, K = 1, one draw for each of many images
+    pixels: Tensor  # (N, *) those images
+    sde: SDEBound | None  # on the same; continuous data has none
+    bounds: tuple[Value, ...]
+    starts: tuple[Value, ...]
+    calibration: Calibration  # of the grid all of them were solved on
+
+
+@dataclass(frozen=True)
+class Smoothness:
+    """What a run costs to solve, and how good it is."""
+
+    name: str
+    value: Value  # truncated normal, K = 1
+    likelihood_nfe: int  # evaluations on the tuned grid
+    sampling_nfe: float  # Dormand-Prince at 1e-5, the paper's measure
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The numbers of a report."""
+
+    run: Path
+    name: str
+    identity: Identity
+    effort: Effort
+    parameters: int
+    curve: TrainingCurve
+    noise: NoiseLevels
+    likelihoods: Likelihoods
+    samples: Samples
+    smoothness: tuple[Smoothness, ...]  # before fine-tuning, where given, and of this run
+    seconds: float
+
+
+def measure(
+    run: Run,
+    data: Dataset,
+    effort: Effort = FAST,
+    *,
+    before: Run | None = None,
+    device: torch.device | str = "cpu",
+    progress: Progress | None = None,
+) -> Measurements:
+    """Compute all of a report.
+
+    Args:
+        run: The trained run.
+        data: Its data; the test split is used throughout.
+        effort: How much to compute.
+        before: The run this one was fine-tuned from, to compare with.
+        device: Where to compute.
+        progress: Called with each of :data:`STAGES` as it begins.
+    """
+    began, tell = time.perf_counter(), progress or (lambda stage: None)
+    work = _Work(data, effort, device)
+    for each in (run, before):
+        work.check(each)
+    model = run.model(device)
+    tell("noise levels")
+    noise = work.noise(run, model)
+    found = work.likelihoods(model, tell)
+    tell("samples")
+    drawn = work.samples(model)
+    tell("before")
+    smoothness = () if before is None else (work.smoothness(before),)
+    return Measurements(
+        run=run.path,
+        name=run.config.name,
+        identity=data.identity,
+        effort=effort,
+        parameters=sum(w.numel() for w in run.weights().values()),
+        curve=training_curve(run.metrics),
+        noise=noise,
+        likelihoods=found,
+        samples=drawn,
+        smoothness=(*smoothness, _smoothness(run, found.test, found.calibration, drawn)),
+        seconds=time.perf_counter() - began,
+    )
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Data and effort, which every measurement shares."""
+
+    data: Dataset
+    effort: Effort
+    device: torch.device | str
+
+    def check(self, run: Run | None) -> None:
+        if run is None:
+            return
+        wanted, data = run.config.model, self.data
+        if (tuple(wanted.shape), wanted.levels) != (tuple(data.shape), data.levels):
+            raise InputError(
+                f"{run.path} is for data of shape {tuple(wanted.shape)} with {wanted.levels} "
+                f"levels, and {data.identity.name} has {tuple(data.shape)} with {data.levels}: "
+                "give its own"
+            )
+        if len(data.test) == 0:
+            raise InputError(f"{data.identity.name} has no test split: a report needs one")
+
+    def rows(self, count: int) -> Tensor:
+        """The first test samples; integers as int32, which every operation knows."""
+        rows = np.asarray(self.data.test[:count])
+        kind = np.int32 if self.data.levels is not None else np.float32
+        return torch.from_numpy(rows.astype(kind)).to(self.device)
+
+    def noise(self, run: Run, model: DiffusionODE) -> NoiseLevels:
+        rows, effort = self.rows(self.effort.data), self.effort
+        x0 = rows if model.levels is None else centres(rows, model.levels)
+        source = torch.Generator().manual_seed(effort.seed)
+        shown = densities(run, model)
+        return noise_levels(model, x0, shown, effort.levels, effort.noises, source)
+
+    def likelihoods(self, model: DiffusionODE, tell: Progress) -> Likelihoods:
+        effort = self.effort
+        tell("test images")
+        solve = engine(model, self.rows(effort.pilot), effort.tolerance, effort.seed)
+        pixels = self.rows(effort.images)
+        test = solve.values(pixels, solve.settings, (1,))[0]
+        sde = None
+        if model.levels is not None:
+            sde = sde_bound(model, pixels, draws=effort.sde_draws, seed=effort.seed)
+        tell("bounds")
+        table = bounds(solve, self.rows(effort.limit))
+        tell("uniform starts")
+        starts: tuple[Value, ...] = ()
+        if model.levels is not None:
+            starts = uniform_starts(solve, self.rows(effort.start_images), effort.starts)
+        return Likelihoods(test, pixels.cpu(), sde, table, starts, solve.calibration)
+
+    def samples(self, model: DiffusionODE) -> Samples:
+        source = torch.Generator().manual_seed(self.effort.seed)
+        return sample(model, self.effort.samples, self.data.shape, source, device=self.device)
+
+    def smoothness(self, run: Run) -> Smoothness:
+        model, effort = run.model(self.device), self.effort
+        solve = engine(model, self.rows(effort.pilot), effort.tolerance, effort.seed)
+        value = solve.values(self.rows(effort.images), solve.settings, (1,))[0]
+        return _smoothness(run, value, solve.calibration, self.samples(model))
+
+
+def _smoothness(run: Run, value: Value, calibration: Calibration, drawn: Samples) -> Smoothness:
+    return Smoothness(run.config.name, value, len(calibration.solver.grid) + GRADED, drawn.nfe)
+
+
+def densities(run: Run, model: DiffusionODE) -> dict[str, TimeDensity]:
+    """The two that every run can be compared on, and the run's own if it is another."""
+    ends = model.gamma_min, model.gamma_max
+    found: dict[str, TimeDensity] = {
+        "uniform": UniformGamma(*ends),
+        "designed": Designed(model.schedule, *ends),
+    }
+    own = run.config.objective.density
+    if own in ("designed", "uniform-gamma"):
+        return found
+    density = build_density(own, model)
+    if isinstance(density, Adaptive):
+        saved = load_latest(run.checkpoints, lambda text: None)
+        if saved is None:
+            return found  # it was learned beside the network, and is not part of the model
+        learned = {k.removeprefix("density/"): v for k, v in saved[1].items() if "density/" in k}
+        density.load_state_dict({k: learned[k] for k in density.state_dict()})
+        density.requires_grad_(False)
+    return {**found, own: density}
+
+
+def plain(value: object) -> Any:  # noqa: ANN401  JSON
+    """A measurement as JSON values; what is not a finite number becomes ``None``."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Tensor):
+        return plain(value.tolist())
+    if isinstance(value, tuple | list):
+        return [plain(entry) for entry in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value) if isinstance(value, Path) else value
