@@ -11,16 +11,13 @@ import torch
 
 from idode.bounds import SDEBound, sde_bound
 from idode.data import Split
-from idode.likelihood import BitsPerDim, Settings, bits_per_dim
+from idode.likelihood import BitsPerDim, Settings, bounds
 from idode.model import DiffusionODE
 
-__all__ = ["BOUNDS", "bounds_table", "held_out_bound", "summary"]
+__all__ = ["DEQUANTIZATIONS", "IMPORTANCES", "bounds_table", "held_out_bound", "summary"]
 
-BOUNDS = tuple(
-    Settings(dequantization=name, importance=k)
-    for name in ("uniform", "variational", "tn")
-    for k in (1, 5, 20)
-)
+DEQUANTIZATIONS = ("uniform", "variational", "tn")
+IMPORTANCES = (1, 5, 20)
 
 
 def held_out_bound(
@@ -39,14 +36,12 @@ def bounds_table(
     progress: Callable[[int], None],
 ) -> list[BitsPerDim]:
     """Three dequantizations by K = 1, 5, 20, with everything else as in ``settings``."""
-    results = []
-    for cell in BOUNDS:
-        chosen = dataclasses.replace(
-            settings, dequantization=cell.dequantization, importance=cell.importance
-        )
-        result = bits_per_dim(model, split, chosen, device=device, progress=progress)
-        results.append(result)
-        if not result.complete:
+    results: list[BitsPerDim] = []
+    for name in DEQUANTIZATIONS:
+        chosen = dataclasses.replace(settings, dequantization=name)
+        row = bounds(model, split, IMPORTANCES, chosen, device=device, progress=progress)
+        results += row
+        if not row[0].complete:
             break
     return results
 

@@ -1,16 +1,16 @@
 r"""Bits per dimension, with an error bar.
 
-The pilot, the first few images, is solved several times: to find a step grid, to learn what the
-grid misses, and to tell the noise of dequantization from that of the probes. Then every image is
-solved once for each draw.
+A pilot tunes the solver; then every image is solved once for each draw of its noise, and the
+log-weights of the draws become bounds: their mean, or the logarithm of the mean of K weights.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,15 +18,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from idode.calibration import Calibration, calibrate
-from idode.density import ode_field, prior_log_prob
 from idode.errors import InputError, NumericalError
 from idode.model import DiffusionODE
 from idode.numerics import log_mean_exp, nats_to_bits
-from idode.ode import Dopri5, Solver
+from idode.pilot import PILOT, Pilot, tune
 from idode.weights import Settings, Task, dequantization_for
 
-__all__ = ["BitsPerDim", "Errors", "Settings", "bits_per_dim"]
+__all__ = ["BitsPerDim", "Errors", "Settings", "bits_per_dim", "bounds"]
 
 Pixels = Tensor | npt.NDArray[np.generic]
 
@@ -51,7 +49,7 @@ class BitsPerDim:
     per_image: Tensor  # (N,) float64
     solver_error: Tensor  # (N,) likely size of the solver's error of each image
     nfe: float  # mean number of evaluations for one solve of one image
-    seconds: float
+    seconds: float  # of the whole evaluation, shared by the bounds made from it
     complete: bool  # False when interrupted: per_image holds the images that were done
     notes: tuple[str, ...]
     settings: Settings
@@ -84,8 +82,50 @@ def bits_per_dim(
     Returns:
         Mean, per-image values, and their errors by source. ``Ctrl-C`` returns what is done.
     """
-    began = time.perf_counter()
     settings = settings or Settings()
+    (result,) = bounds(
+        model,
+        pixels,
+        [settings.importance],
+        settings,
+        first_index=first_index,
+        dtype=dtype,
+        device=device,
+        progress=progress,
+    )
+    return result
+
+
+def bounds(
+    model: DiffusionODE,
+    pixels: Pixels,
+    importances: Sequence[int],
+    settings: Settings | None = None,
+    *,
+    first_index: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[BitsPerDim]:
+    """Bounds for several K from the same draws, which makes them comparable and cheap.
+
+    The largest K decides the number of draws; a smaller one averages over groups of them.
+
+    Args:
+        model: As for :func:`bits_per_dim`, and so are the arguments not named here.
+        pixels: Data ``(N, *)``.
+        importances: The values of K; each must divide the largest.
+        settings: How; its ``importance`` is not used.
+        first_index: Place of the first image in its data set.
+        dtype: Of states and network.
+        device: Where the network is.
+        progress: Called with the number of images just done.
+    """
+    began = time.perf_counter()
+    most = max(importances)
+    if any(k < 1 or most % k for k in importances):
+        raise InputError(f"each K must divide the largest, got {list(importances)}")
+    settings = dataclasses.replace(settings or Settings(), importance=most)
     if len(pixels) == 0:
         raise InputError("there are no images to evaluate: pass at least one")
     task = Task(model, settings, dequantization_for(model, settings), dtype)
@@ -94,26 +134,33 @@ def bits_per_dim(
         chunk = pixels[lo:hi]
         # A copy: slices of a memory map are read-only, which torch does not allow.
         chunk = chunk if isinstance(chunk, Tensor) else torch.from_numpy(np.array(chunk))
-        return chunk.to(device or chunk.device), list(range(first_index + lo, first_index + hi))
+        indices = list(range(first_index + lo, first_index + lo + len(chunk)))
+        return chunk.to(device or chunk.device), indices
 
-    pilot, indices = part(0, min(16, len(pixels)))
+    chunk, indices = part(0, PILOT)
     with _naming(indices):
-        tuned = _tune(task, pilot, indices)
-    values: list[Tensor] = []
-    evaluations, complete = 0.0, True
+        pilot = tune(task, chunk, indices)
+    done: list[_Draws] = []
+    complete = True
     try:
         for lo in range(0, len(pixels), settings.batch_size):
             chunk, indices = part(lo, lo + settings.batch_size)
-            batch, nfe = _evaluate(task, chunk, indices[: len(chunk)], tuned)
-            values.append(batch)
-            evaluations += nfe * len(chunk)
+            with _naming(indices):
+                done.append(_draw(task, chunk, indices, pilot))
             if progress is not None:
                 progress(len(chunk))
     except KeyboardInterrupt:
-        if not values:
+        if not done:
             raise
         complete = False
-    return _result(task, torch.cat(values, dim=1), tuned, evaluations, began, complete)
+    dim = math.prod(chunk.shape[1:])
+    draws = _Draws(
+        torch.cat([d.log_w for d in done], dim=1),
+        torch.cat([d.roughness for d in done]),
+        sum(d.nfe * len(d.roughness) for d in done) / sum(len(d.roughness) for d in done),
+    )
+    seconds = time.perf_counter() - began
+    return [_result(task, draws, k, pilot, dim, seconds, complete) for k in importances]
 
 
 @contextlib.contextmanager
@@ -127,91 +174,57 @@ def _naming(indices: list[int]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Tuned:
-    dim: int
-    solver: Solver
-    calibration: Calibration | None
-    variance_noise: float  # of log p over draws of the noise, bits/dim squared, one draw
-    variance_probe: float  # over probes, one probe
+class _Draws:
+    """All draws of some images."""
+
+    log_w: Tensor  # (repeats * K, B) nats
+    roughness: Tensor  # (B,)
+    nfe: float
 
 
-def _tune(task: Task, pixels: Tensor, indices: list[int]) -> _Tuned:
-    """Calibrate the solver on the first images, and measure the two sources of randomness."""
-    s, model, dim = task.settings, task.model, pixels[0].numel()
-    count = 0 if s.probes == 0 else max(4, s.probes)
-    x, weight = task.state(pixels, indices, 0)
-    probes = task.probes(x, indices, 0, count)
-    calibration: Calibration | None = None
-    solver: Solver = Dopri5(s.tolerance, s.tolerance)
-    if s.solver == "adams":
-        calibration = calibrate(
-            ode_field(model, None if probes is None else probes[: s.probes]),
-            x,
-            task.bridge.gamma,
-            model.gamma_max,
-            lambda z, integral: -nats_to_bits(prior_log_prob(model, z) + integral, dim),
-            s.tolerance,
-        )
-        solver = calibration.solver
-    limit = calibration.most_roughness if calibration else math.inf
-    first = nats_to_bits(task.solve(x, probes, solver, limit).per_probe + weight, dim)
-    y, weight = task.state(pixels, indices, 1)
-    second = nats_to_bits(task.solve(y, probes, solver, limit).per_probe + weight, dim)
-    probe_variance = float(first.var(0).mean()) if count else 0.0
-    # The same probes in both draws: their difference holds the noise of dequantization twice,
-    # and of the probe only what does not cancel.
-    noise_variance = float((first.mean(0) - second.mean(0)).square().mean() / 2)
-    return _Tuned(dim, solver, calibration, noise_variance, probe_variance)
+def _draw(task: Task, pixels: Tensor, indices: list[int], pilot: Pilot) -> _Draws:
+    """Solve every draw of a batch, one after the other, so that memory does not see K."""
+    s = task.settings
+    log_w, roughness, nfe = [], [], []
+    for draw in range(s.repeats * s.importance):
+        x, weight = task.state(pixels, indices, draw)
+        # An image keeps its probe over the K draws of one repeat, see Settings.fresh_probes.
+        number = draw if s.fresh_probes else draw // s.importance
+        probes = task.probes(x, indices, number, s.probes)
+        found = task.solve(x, probes, pilot.solver, pilot.most_roughness)
+        log_w.append((found.log_p + weight).cpu())
+        roughness.append(found.roughness.cpu())
+        nfe.append(found.nfe)
+    return _Draws(torch.stack(log_w), torch.stack(roughness).mean(0), sum(nfe) / len(nfe))
 
 
-def _evaluate(
-    task: Task, pixels: Tensor, indices: list[int], tuned: _Tuned
-) -> tuple[Tensor, float]:
-    """Bits/dim ``(3, B)``: the value, its variance over draws, and its solver error; and NFE."""
-    s, dim = task.settings, pixels[0].numel()
-    limit = tuned.calibration.most_roughness if tuned.calibration else math.inf
-    outer, spread, roughness, nfe = [], [], [], []
-    for repeat in range(s.repeats):
-        log_w = []
-        for k in range(s.importance):
-            draw = repeat * s.importance + k
-            x, weight = task.state(pixels, indices, draw)
-            # An image keeps its probe over the K draws of one repeat, see Settings.fresh_probes.
-            probes = task.probes(x, indices, draw if s.fresh_probes else repeat, s.probes)
-            with _naming(indices):
-                found = task.solve(x, probes, tuned.solver, limit)
-            log_w.append(found.log_p + weight)
-            roughness.append(found.roughness)
-            nfe.append(found.nfe)
-        stacked = torch.stack(log_w)
-        outer.append(-nats_to_bits(log_mean_exp(stacked), dim))
-        share = torch.softmax(stacked, dim=0)
-        relative = (share - 1 / s.importance).square().sum(0) * s.importance
-        spread.append(relative / max(1, s.importance - 1) / (dim * math.log(2)) ** 2)
-    scale = tuned.calibration.error_per_roughness if tuned.calibration else math.nan
-    value = torch.stack(outer).mean(0)
-    if s.importance == 1:
-        variance = torch.full_like(value, tuned.variance_noise / s.repeats)
-    else:
-        variance = torch.stack(spread).mean(0) / s.repeats
-    missed = scale * torch.stack(roughness).mean(0)
-    return torch.stack([value, variance, missed]).cpu(), sum(nfe) / len(nfe)
+def _noise_variance(log_w: Tensor, pilot: Pilot, dim: int) -> Tensor:
+    """Variance over draws of the mean of the groups' bounds, ``(B,)``; groups ``(G, K, B)``."""
+    groups, k, _ = log_w.shape
+    if k == 1 and groups == 1:
+        return torch.full(log_w.shape[2:], pilot.noise_variance, dtype=torch.float64)
+    if k == 1:
+        return nats_to_bits(log_w[:, 0], dim).var(0) / groups
+    # The delta method for the logarithm of a mean of K weights.
+    share = torch.softmax(log_w, dim=1)
+    relative = (share - 1 / k).square().sum(1) * k / (k - 1)
+    return relative.mean(0) / groups / (dim * math.log(2)) ** 2
 
 
 def _result(
-    task: Task, values: Tensor, tuned: _Tuned, evaluations: float, began: float, complete: bool
+    task: Task, draws: _Draws, k: int, pilot: Pilot, dim: int, seconds: float, complete: bool
 ) -> BitsPerDim:
-    s = task.settings
-    per_image, variance, solver_error = values
-    n = per_image.numel()
-    noise = float(variance.mean()) / n
-    redrawn = s.repeats * (s.importance if s.fresh_probes else 1)
-    probe = tuned.variance_probe / max(1, s.probes) / redrawn / n
-    own = noise + probe
-    total = float(per_image.var()) / n if n > 1 else own
+    """The bound with K = ``k`` and its errors."""
+    s, n = task.settings, draws.log_w.shape[1]
+    groups = draws.log_w.reshape(-1, k, n)
+    per_image = -torch.stack([nats_to_bits(log_mean_exp(g), dim) for g in groups]).mean(0)
+    noise = float(_noise_variance(groups, pilot, dim).mean()) / n
+    drawn_probes = max(1, s.probes) * s.repeats * (s.importance if s.fresh_probes else 1)
+    probe = pilot.probe_variance / drawn_probes / n
+    total = float(per_image.var()) / n if n > 1 else noise + probe
     notes = []
-    if s.fresh_probes and s.importance > 1 and s.probes:
-        gain = tuned.variance_probe / s.probes / 2 * tuned.dim * math.log(2)
+    if s.fresh_probes and k > 1 and s.probes:
+        gain = pilot.probe_variance / s.probes / 2 * dim * math.log(2)
         notes.append(
             "fresh probes make each of the K log-densities noisy inside the logarithm: the value "
             f"may be too good by up to {gain:.4f} bits/dim and is not a bound"
@@ -222,16 +235,16 @@ def _result(
         mean=float(per_image.mean()),
         standard_error=math.sqrt(total),
         errors=Errors(
-            images=math.sqrt(max(0.0, total - own)),
+            images=math.sqrt(max(0.0, total - noise - probe)),
             dequantization=math.sqrt(noise),
             probe=math.sqrt(probe),
-            solver=tuned.calibration.mean_error if tuned.calibration else math.nan,
+            solver=pilot.solver_mean,
         ),
         per_image=per_image,
-        solver_error=solver_error,
-        nfe=evaluations / n,
-        seconds=time.perf_counter() - began,
+        solver_error=pilot.error_per_roughness * draws.roughness,
+        nfe=draws.nfe,
+        seconds=seconds,
         complete=complete,
         notes=tuple(notes),
-        settings=s,
+        settings=dataclasses.replace(s, importance=k, repeats=len(groups)),
     )

@@ -75,12 +75,12 @@ def _story(out: Path, seconds: float) -> None:
 
     before, after = (_read(out / f"{name}.json") for name in ("run", "tuned"))
     old, new = before["results"][0], after["results"][0]
-    bounds = {
+    cell = {
         (r["settings"]["dequantization"], r["settings"]["importance"]): r["bits_per_dim"]
         for r in _read(out / "bounds.json")["results"]
     }
-    # The digits have 17 levels; coders see them spread over 8 bits, which PNG palettes undo.
     coders = coder_bits(np.asarray(load("digits").test[: after["images"]]))
+    tighter = ", ".join(f"{cell['tn', k]:.3f}" for k in (1, 5, 20))
     others = ", ".join(f"{name} {bits:.2f}" for name, bits in coders.items())
     print(
         f"""
@@ -89,8 +89,8 @@ The story, in bits per dimension ({after["images"]} test digits, 17 grey levels)
   the ODE's, truncated normal, K = 1  {old["bits_per_dim"]:.3f} ± {old["standard_error"]:.3f}
   after second-order fine-tuning      {new["bits_per_dim"]:.3f} ± {new["standard_error"]:.3f}
   solver evaluations for an image     {old["nfe"]:.0f}, after fine-tuning {new["nfe"]:.0f}
-  on 16 of them, uniform K = 1        {bounds["uniform", 1]:.3f}
-  truncated normal K = 1, 5, 20       {bounds["tn", 1]:.3f}, {bounds["tn", 5]:.3f}, {bounds["tn", 20]:.3f}
+  on 16 of them, uniform K = 1        {cell["uniform", 1]:.3f}
+  truncated normal K = 1, 5, 20       {tighter}
   ordinary coders on the same digits  {others}
 It took {seconds:.0f} s. Look at {out / "samples.png"} and {out / "report"}; next, try
   idode train fashion-mnist-small --data fashion-mnist --out RUN"""

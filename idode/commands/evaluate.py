@@ -133,14 +133,14 @@ def _measure(
 ) -> tuple[SDEBound | None, list[BitsPerDim]]:
     from tqdm import tqdm
 
-    from idode.evaluation import BOUNDS, bounds_table, held_out_bound
+    from idode.evaluation import DEQUANTIZATIONS, bounds_table, held_out_bound
     from idode.likelihood import bits_per_dim
 
     bound = None
     if model.levels is not None:
         bound = held_out_bound(model, split, args.draws, args.device)
-    cells = len(BOUNDS) if args.bounds else 1
-    with tqdm(total=cells * len(split), unit="image", disable=args.quiet, file=sys.stderr) as bar:
+    passes = len(DEQUANTIZATIONS) if args.bounds else 1
+    with tqdm(total=passes * len(split), unit="image", disable=args.quiet, file=sys.stderr) as bar:
         if args.bounds:
             results = bounds_table(model, split, settings, args.device, bar.update)
         else:

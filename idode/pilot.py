@@ -1,0 +1,63 @@
+r"""What the first images tell about all: a step grid, what it misses, and how noisy a value is.
+
+The pilot is solved on several grids to calibrate the solver, and with several probes and two
+draws of the noise, to tell the noise of dequantization from that of the probes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from idode.calibration import calibrate
+from idode.density import ode_field, prior_log_prob
+from idode.numerics import nats_to_bits
+from idode.ode import Dopri5, Solver
+from idode.weights import Task
+
+__all__ = ["PILOT", "Pilot", "tune"]
+
+PILOT = 16  # images
+PROBES = 4  # to see their variance
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """A solver, and the errors of one draw with one probe, in bits/dim."""
+
+    solver: Solver
+    solver_mean: float  # signed error of the pilot against twice the steps; NaN where unknown
+    error_per_roughness: float  # NaN where unknown
+    most_roughness: float
+    noise_variance: float  # over draws of the dequantization
+    probe_variance: float  # over probes
+
+
+def tune(task: Task, pixels: Tensor, indices: list[int]) -> Pilot:
+    """Calibrate the solver and measure the two sources of randomness."""
+    s, model, dim = task.settings, task.model, pixels[0].numel()
+    count = 0 if s.probes == 0 else max(PROBES, s.probes)
+    x, weight = task.state(pixels, indices, 0)
+    probes = task.probes(x, indices, 0, count)
+    solver: Solver = Dopri5(s.tolerance, s.tolerance)
+    mean, scale, limit = math.nan, math.nan, math.inf
+    if s.solver == "adams":
+        found = calibrate(
+            ode_field(model, None if probes is None else probes[: s.probes]),
+            x,
+            task.bridge.gamma,
+            model.gamma_max,
+            lambda z, integral: -nats_to_bits(prior_log_prob(model, z) + integral, dim),
+            s.tolerance,
+        )
+        solver, limit = found.solver, found.most_roughness
+        mean, scale = found.mean_error, found.error_per_roughness
+    first = nats_to_bits(task.solve(x, probes, solver, limit).per_probe + weight, dim)
+    y, weight = task.state(pixels, indices, 1)
+    second = nats_to_bits(task.solve(y, probes, solver, limit).per_probe + weight, dim)
+    # The same probes in both draws: their difference holds the noise of dequantization twice,
+    # and of the probe only what does not cancel.
+    noise = float((first.mean(0) - second.mean(0)).square().mean() / 2)
+    return Pilot(solver, mean, scale, limit, noise, float(first.var(0).mean()) if count else 0.0)

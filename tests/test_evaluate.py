@@ -1,0 +1,119 @@
+"""``idode evaluate`` and ``idode doctor`` as a user meets them, and the ordinary coders."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from PIL import Image
+
+from idode.cli import main
+from idode.coders import coder_bits
+from idode.errors import InputError
+from idode.run import open_run, pretrained
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluate")
+    spec = f"npy:{folder / 'images.npy'}?levels=4"
+    np.save(folder / "images.npy", tiny.images())
+    assert main(["train", "digits", "--data", spec, "--out", str(folder / "run"), "--quiet",
+                 *tiny.FLAGS]) == 0  # fmt: skip
+    return folder / "run"
+
+
+def test_a_table_and_its_json_say_the_same(run: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "r.json"
+    assert main(["evaluate", str(run), "--quiet", "--json", str(out)]) == 0
+    value, text = json.loads(out.read_text()), capsys.readouterr().out
+    (result,) = value["results"]
+    assert f"{result['bits_per_dim']:.4f}" in text
+    assert f"{value['sde_bound']['bits_per_dim']:.4f}" in text
+    assert value["data"]["sha256"][:12] in text
+    assert len(result["per_image"]) == value["images"]
+    assert np.mean(result["per_image"]) == pytest.approx(result["bits_per_dim"])
+
+
+def test_the_table_of_bounds_has_nine_cells(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    arguments = ["--bounds", "--limit", "2", "--quiet", "--tolerance", "0.05"]
+    assert main(["evaluate", str(run), *arguments, "--json", str(out)]) == 0
+    cells = [
+        (r["settings"]["dequantization"], r["settings"]["importance"])
+        for r in json.loads(out.read_text())["results"]
+    ]
+    names = ("uniform", "variational", "tn")
+    assert cells == [(name, k) for name in names for k in (1, 5, 20)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nowhere"], "there is no run folder nowhere"),
+        (["RUN", "--limit", "0"], "--limit must be at least 1, got 0"),
+        (["RUN", "--importance", "0"], "importance must be at least 1, got 0"),
+        (["RUN", "--data", "digits"], "the model is for data of shape (1, 4, 4) with 4 levels"),
+        (["RUN", "--json", "no/such/folder/r.json"], "make it first"),
+        (["pretrained:tigers"], "no pretrained model called 'tigers'"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    run: Path, arguments: list[str], sentence: str, capsys
+) -> None:
+    given = [str(run) if word == "RUN" else word for word in arguments]
+    assert main(["evaluate", *given, "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def test_a_result_is_not_overwritten_without_force(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    out.write_text("precious")
+    assert main(["evaluate", str(run), "--quiet", "--json", str(out)]) == 2
+    assert out.read_text() == "precious"
+
+
+def test_other_data_than_the_models_gets_a_warning(run: Path, tmp_path: Path, capsys) -> None:
+    np.save(tmp_path / "other.npy", tiny.images()[::-1])
+    spec = f"npy:{tmp_path / 'other.npy'}?levels=4"
+    assert main(["evaluate", str(run), "--data", spec, "--quiet", "--limit", "2"]) == 0
+    assert "warning:" in capsys.readouterr().err
+
+
+def test_shipped_models_open_and_know_their_data() -> None:
+    assert "digits" in pretrained()
+    for name in pretrained():
+        opened = open_run(f"pretrained:{name}")
+        assert opened.identity is not None
+        assert sum(f.stat().st_size for f in opened.path.iterdir()) < 5e6
+        assert dataclasses.is_dataclass(opened.config)
+        opened.net()
+
+
+def test_doctor_names_versions_and_measures_this_machine(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "d.json"
+    assert main(["doctor", "--json", str(out)]) == 0
+    assert "matmul_gflops" in capsys.readouterr().out
+    assert json.loads(out.read_text())["matmul_gflops"] > 0.1
+
+
+def test_coders_pay_for_exactly_these_pixels() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 1, 8, 8)).astype(np.uint8)
+    bits = coder_bits(pixels)
+    file = io.BytesIO()
+    Image.fromarray(pixels.reshape(160, 8)).save(file, "PNG", optimize=True)
+    assert bits["PNG"] == 8 * file.tell() / pixels.size
+    assert bits["PNG"] > 8  # noise cannot be compressed
+    assert coder_bits(np.zeros((20, 3, 8, 8), np.uint8))["PNG"] < 1
+
+
+def test_coders_refuse_what_they_cannot_write() -> None:
+    with pytest.raises(InputError, match="uint8 images"):
+        coder_bits(np.zeros((2, 2, 8, 8), np.uint8))
