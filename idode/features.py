@@ -90,6 +90,10 @@ def inception_features(levels: int, device: torch.device | str = "cpu") -> Featu
             "Inception features need torch-fidelity, which is not installed: install idode[fid], "
             "or give a feature network of your own"
         ) from None
+    except RuntimeError as error:  # a torchvision that was built for another torch
+        raise InputError(
+            f"torch-fidelity does not load ({error}): install the torchvision of your torch"
+        ) from None
     try:
         net = FeatureExtractorInceptionV3("inception-v3-compat", ["2048"]).to(device)
     except (OSError, RuntimeError) as error:

@@ -193,6 +193,19 @@ class TestInception:
         with pytest.raises(InputError, match="cannot be fetched"):
             inception_features(256)
 
+    def test_a_torchvision_of_another_torch_is_one_sentence(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Broken(types.ModuleType):
+            def __getattr__(self, name: str) -> object:
+                raise RuntimeError("operator torchvision::nms does not exist")
+
+        module = Broken("torch_fidelity.feature_extractor_inceptionv3")
+        monkeypatch.setitem(sys.modules, "torch_fidelity", types.ModuleType("torch_fidelity"))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        with pytest.raises(InputError, match="install the torchvision of your torch"):
+            inception_features(256)
+
     def test_a_missing_library_is_one_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "torch_fidelity", None)
         name = "torch_fidelity.feature_extractor_inceptionv3"
