@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 OURS = re.compile(r"\d{5,}\.png")  # what a folder of samples holds
-MANY = 10_000  # images for a FID that others can compare with
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -210,6 +209,7 @@ class _Judge:
         return {
             "fid": fid(drawn.data, self.train, self.features),
             "fid_of_test_split": frechet_distance(self.test, self.train),
+            "test_images": self.test.count,
             "fid_features": self.network,
         }
 
@@ -245,10 +245,11 @@ def _print(args: argparse.Namespace, figures: dict[str, Any]) -> None:
         header += ["bits/dim", "std"]
         row += [f"{figures['bits_per_dim']:.4f}", "" if spread is None else f"{spread:.4f}"]
     if "fid" in figures:
-        header += ["FID", "FID of test split"]
+        header += ["FID", f"FID of {figures['test_images']} test images"]
         row += [f"{figures['fid']:.3f}", f"{figures['fid_of_test_split']:.3f}"]
-        notes.append(f"FID by {figures['fid_features']} features against the training split.")
-        if figures["fid_features"] != "digits" and count < MANY:
-            notes.append(f"It falls with the number of samples: others report {MANY:,} or more.")
+        notes.append(
+            f"FID by {figures['fid_features']} features against the training split; it falls with "
+            "the number of images, so compare at equal numbers."
+        )
     print(table(header, [row]))
     print("\n".join([*notes, str(args.out)]))

@@ -110,7 +110,7 @@ class Task:
             value, tolerance = (bits, BITS_TOLERANCE)
         elif levels is not None:
             tolerance = BIN_TOLERANCE * 2 / levels
-        # Where divergences are rough paths are too, and only rates are looked at for the grid.
+        # The grid follows the rates, so there must be one even where nobody asks for log p.
         field = ode_field(
             model, self._probes(z, indices, 1 if self.probes is None else self.probes)
         )
