@@ -66,7 +66,8 @@ class Measurements:
 
     run: Path
     name: str
-    identity: Identity
+    identity: Identity  # of the data it is shown on
+    trained_on: Identity | None  # unknown for an imported model
     effort: Effort
     parameters: int
     curve: TrainingCurve
@@ -112,6 +113,7 @@ def measure(
         run=run.path,
         name=run.config.name,
         identity=data.identity,
+        trained_on=run.identity,
         effort=effort,
         parameters=sum(w.numel() for w in run.weights().values()),
         curve=training_curve(run.metrics),

@@ -23,9 +23,11 @@ def facts(m: Measurements, config: Config) -> dict[str, str]:
     model, train = config.model, config.train
     last = max((step for step, _ in m.curve.loss), default=None)
     steps = "unknown" if last is None else f"{last:,} of {train.steps:,}"
+    trained = {} if m.trained_on in (None, m.identity) else {"trained on": str(m.trained_on)}
     return {
         "preset": m.name,
         "data": str(m.identity),
+        **trained,
         "model": f"{model.schedule} schedule, predicts {model.predictor}, "
         f"{m.parameters:,} parameters",
         "training": f"{steps} steps, batch {train.batch_size}, density "
@@ -58,9 +60,15 @@ def note(m: Measurements) -> str:
 
 def sections(m: Measurements) -> list[Section]:
     """All figures of the paper that this run has."""
-    found = [_training(m), *_noise(m), _starts(m), _bounds(m), _smoothness(m)]
-    found += [_histogram(m), _samples(m)]
-    return [section for section in found if section is not None]
+    return [
+        *_training(m),
+        *_noise(m),
+        *_starts(m),
+        _bounds(m),
+        _smoothness(m),
+        _histogram(m),
+        _samples(m),
+    ]
 
 
 def _value(value: Value) -> str:
@@ -69,15 +77,20 @@ def _value(value: Value) -> str:
     return f"{value.mean:.3f} ± {value.standard_error:.3f}"
 
 
+def _gamma(gamma: float) -> str:
+    """With a real minus sign, and in one piece at the end of a line."""
+    return f"γ\u00a0=\u00a0{gamma:.2f}".replace("-", "−")
+
+
 def _way(m: Measurements) -> str:
     return NAMES.get(m.likelihoods.test.settings.dequantization, "no")
 
 
-def _training(m: Measurements) -> Section | None:
+def _training(m: Measurements) -> list[Section]:
     if not m.curve.loss:
-        return None
+        return []
     end = f" It ends at {m.curve.held_out[-1][1]:.3f} bits/dim." if m.curve.held_out else ""
-    return Section(
+    section = Section(
         "training",
         "Training and test curves",
         "Grey: what is minimised, the mean over each interval of training, without the prior and "
@@ -86,13 +99,14 @@ def _training(m: Measurements) -> Section | None:
         "training may lie above the axis.",
         figures.png(figures.training(m.curve)),
     )
+    return [section]
 
 
 def _noise(m: Measurements) -> list[Section]:
     noise = m.noise
     made = f"{noise.samples} test images, {noise.noises} draws of the noise for each"
     peaks = "; ".join(
-        f"{c.name} peaks at γ = {float(noise.gamma[c.variance.argmax()]):.1f}"
+        f"{c.name} peaks at {_gamma(float(noise.gamma[c.variance.argmax()]))}"
         for c in noise.densities
     )
     return [
@@ -116,20 +130,21 @@ def _noise(m: Measurements) -> list[Section]:
     ]
 
 
-def _starts(m: Measurements) -> Section | None:
+def _starts(m: Measurements) -> list[Section]:
     if not m.likelihoods.starts or m.identity.levels is None:
-        return None
+        return []
     best = min(m.likelihoods.starts, key=lambda value: value.mean)
-    return Section(
+    section = Section(
         "uniform-starts",
         "Uniform dequantization against its start",
         f"Bits/dim (K = 1, one draw) on the first {len(best.per_image)} test images when the "
         "pixels enter the clock at γ. The images, noise and probes are the same at every start, "
         "so the differences are better known than the bars, which are one standard error. Best "
-        f"here: γ = {best.settings.start:.2f} with {_value(best)}. Dashed: the default, where the "
-        "model's noise has the variance of a bin.",
+        f"here: {_gamma(best.settings.start or 0)} with {_value(best)}. Dashed: the "
+        "default, where the model's noise has the variance of a bin.",
         figures.png(figures.uniform_starts(m.likelihoods.starts, m.identity.levels)),
     )
+    return [section]
 
 
 def _bounds(m: Measurements) -> Section:

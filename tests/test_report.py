@@ -1,0 +1,384 @@
+from __future__ import annotations
+
+import base64
+import contextlib
+import html
+import io
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from PIL import Image
+
+from idode import Settings, bits_per_dim, exact
+from idode.cli import main
+from idode.ode import GRADED
+from idode.report import Effort, measure, plain, sections
+from idode.report.curves import training_curve
+from idode.report.levels import noise_levels
+from idode.report.measurements import STAGES, densities
+from idode.report.values import IMPORTANCE, Engine, bounds, engine, uniform_starts
+from idode.run import Run, open_run
+from idode.schedules import VariancePreserving, start_gamma
+from idode.time_sampling import Designed, UniformGamma
+from idode.variance import loss_variance
+from idode.weights import uniform_start
+
+SMALL = Effort(
+    limit=3,
+    images=4,
+    starts=3,
+    start_images=3,
+    levels=4,
+    data=4,
+    noises=3,
+    samples=4,
+    pilot=3,
+    tolerance=1.0,  # the networks here are rough, and their values matter little
+    sde_draws=2,
+)
+KEYS = (
+    "training",
+    "time-densities",
+    "squared-errors",
+    "uniform-starts",
+    "bounds",
+    "smoothness",
+    "histogram",
+    "samples",
+)
+PICTURES = [key for key in KEYS if key not in ("bounds", "smoothness")]
+
+
+@pytest.fixture(autouse=True)
+def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IDODE_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr("idode.report.FAST", SMALL)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, a trained run, a report on it, and what the command told."""
+    folder = tmp_path_factory.mktemp("report")
+    np.save(folder / "x.npy", tiny.images())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IDODE_DATA", str(folder / "data"))
+        patch.setattr("idode.report.FAST", SMALL)
+        spec = f"npy:{folder / 'x.npy'}?levels=4"
+        words = ["train", "digits", "--data", spec, *tiny.FLAGS, "--quiet"]
+        assert main([*words, "--out", str(folder / "run")]) == 0
+        words = ["report", str(folder / "run"), "--json", str(folder / "out.json")]
+        said, shown = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(shown):
+            assert main([*words, "--out", str(folder / "out")]) == 0
+    (folder / "said").write_text(said.getvalue())
+    (folder / "shown").write_text(shown.getvalue())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(made: Path) -> str:
+    return (made / "out" / "report.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def numbers(made: Path) -> dict:
+    return json.loads((made / "out.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def lattice() -> exact.Lattice:
+    points = torch.tensor([[0, 1], [2, 2], [3, 0]])
+    return exact.Lattice(points, torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), 4)
+
+
+@pytest.fixture(scope="module")
+def solve(lattice: exact.Lattice) -> Engine:
+    model = lattice.ode(VariancePreserving(), start_gamma(4), 5.0)
+    return engine(model, lattice.pixels, tolerance=0.005)
+
+
+class TestValues:
+    def test_the_largest_K_is_what_bits_per_dim_gives(self, lattice, solve) -> None:
+        table = bounds(solve, lattice.pixels)
+        for i, name in enumerate(("uniform", "variational", "tn")):
+            shared = table[len(IMPORTANCE) * i + 2]
+            settings = Settings(dequantization=name, importance=20, tolerance=0.005)
+            alone = bits_per_dim(solve.model, lattice.pixels, settings)
+            # The same draws and probes on two grids, each good to 0.005 bits/dim rms.
+            torch.testing.assert_close(shared.per_image, alone.per_image, atol=0.02, rtol=0)
+            assert shared.settings.dequantization == name
+            assert shared.settings.importance == 20
+
+    def test_more_draws_tighten_the_bound_of_every_image(self, lattice, solve) -> None:
+        table = bounds(solve, lattice.pixels)
+        assert len(table) == 3 * len(IMPORTANCE)
+        for i in range(0, len(table), len(IMPORTANCE)):
+            one, five, twenty = (value.per_image for value in table[i : i + 3])
+            assert bool((one >= five).all())
+            assert bool((five >= twenty).all())
+
+    def test_a_draw_does_not_depend_on_its_batch(self, lattice, solve) -> None:
+        pixels = lattice.pixels.repeat(7, 1)
+        all_together, _, _ = solve.draw(pixels, solve.settings, 4)
+        small = Settings(batch_size=2, tolerance=0.005)
+        in_pairs, _, _ = solve.draw(pixels, small, 4)
+        torch.testing.assert_close(all_together, in_pairs, atol=2e-3, rtol=0)
+
+    def test_one_solve_costs_the_nodes_of_the_grid(self, lattice, solve) -> None:
+        value = solve.values(lattice.pixels, solve.settings, (1,))[0]
+        assert value.nfe == len(solve.calibration.solver.grid) + GRADED
+
+    def test_starts_surround_the_default_and_stay_on_the_clock(self, lattice, solve) -> None:
+        starts = uniform_starts(solve, lattice.pixels, 5)
+        gammas = [value.settings.start for value in starts]
+        assert gammas == sorted(gammas)
+        assert gammas[0] >= solve.model.gamma_min
+        assert gammas[0] < uniform_start(4) < gammas[-1]
+        means = [value.mean for value in starts]
+        assert means[0] > min(means)  # too little noise for bins of uniform noise
+
+
+STD = 0.6
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """A perfect model of a Gaussian, its data, and its errors along the clock."""
+    generator = torch.Generator().manual_seed(0)
+    oracle = exact.gaussian([0.0, 0.0, 0.0], STD)
+    model = oracle.ode(VariancePreserving(), -6.0, 4.0)
+    x0 = oracle.sample(4000, generator)
+    shown = {"uniform": UniformGamma(-6, 4), "designed": Designed(model.schedule, -6, 4)}
+    return model, x0, noise_levels(model, x0, shown, 48, 1, generator)
+
+
+class TestNoiseLevels:
+    def test_errors_are_those_of_the_posterior(self, seen) -> None:
+        model, _, found = seen
+        alpha, sigma = model.schedule.alpha(found.gamma), model.schedule.sigma(found.gamma)
+        signal = (alpha * STD) ** 2
+        noise = signal / (signal + sigma**2)
+        # 12,000 squared normal numbers: relative deviation sqrt(2 / 12,000), times four.
+        torch.testing.assert_close(found.noise_error, noise, rtol=0.052, atol=0)
+        torch.testing.assert_close(found.velocity_error, found.noise_error / alpha**2)
+
+    def test_variances_are_those_that_the_density_itself_would_measure(self, seen) -> None:
+        model, x0, found = seen
+
+        def loss(gamma, generator):
+            eps = torch.randn(x0.shape, generator=generator, dtype=x0.dtype)
+            x = model.schedule.alpha(gamma)[:, None] * x0
+            x = x + model.schedule.sigma(gamma)[:, None] * eps
+            return ((model.noise(x, gamma) - eps) ** 2).sum(1) / 2
+
+        generator = torch.Generator().manual_seed(1)
+        for curve, density in zip(
+            found.densities,
+            (UniformGamma(-6.0, 4.0), Designed(model.schedule, -6.0, 4.0)),
+            strict=True,
+        ):
+            direct = loss_variance(loss, density, 48, len(x0), generator)
+            # Five standard errors of the direct value, and 2% for 48 levels.
+            allowed = 5 * direct.total_error + 0.02 * direct.total
+            assert abs(curve.total - direct.total) < allowed
+            torch.testing.assert_close(curve.gamma, density.quantile(curve.t))
+
+
+class TestCurves:
+    def test_torn_and_foreign_lines_are_passed_over(self, tmp_path: Path) -> None:
+        lines = ['{"step": 1, "loss": 3.0}', '{"note": 1}', '{"step": 2, "loss": NaN}']
+        lines += ['{"step": 3, "loss": 2.0, "held_out": 2.5}', '{"step": 4, "lo']
+        (tmp_path / "m.jsonl").write_text("\n".join(lines))
+        curve = training_curve(tmp_path / "m.jsonl")
+        assert curve.loss == ((1, 3.0), (3, 2.0))
+        assert curve.held_out == ((3, 2.5),)
+
+    def test_an_imported_model_has_none(self, tmp_path: Path) -> None:
+        assert training_curve(tmp_path / "m.jsonl").loss == ()
+
+
+class TestPage:
+    def test_every_figure_of_the_paper_is_there_with_its_caption(self, made, page) -> None:
+        assert re.findall(r'<section id="([\w-]+)"', page) == ["run", *KEYS]
+        captions = re.findall(r'<p class="caption">(.+?)</p>', page, re.DOTALL)
+        assert len(captions) == len(KEYS)
+        markdown = (made / "out" / "report.md").read_text()
+        for caption in captions:
+            assert html.unescape(caption) in markdown
+
+    def test_it_needs_nothing_beside_it(self, page) -> None:
+        assert "http" not in page
+        sources = re.findall(r'src="([^"]{1,30})', page)
+        assert len(sources) == len(PICTURES)
+        assert all(source.startswith("data:image/png;base64,") for source in sources)
+
+    def test_pictures_are_the_same_inside_and_beside_it(self, made, page) -> None:
+        inside = re.findall(r"data:image/png;base64,([\w+/=]+)", page)
+        markdown = (made / "out" / "report.md").read_text()
+        names = re.findall(r"!\[.+?\]\((.+?)\)", markdown)
+        assert names == [f"{key}.png" for key in PICTURES]
+        for name, text in zip(names, inside, strict=True):
+            data = (made / "out" / name).read_bytes()
+            assert base64.b64decode(text) == data
+            assert Image.open(io.BytesIO(data)).width >= 800
+
+    def test_numbers_are_shown_with_their_data_and_settings(self, page, numbers) -> None:
+        assert numbers["identity"]["sha256"][:12] in page
+        assert numbers["effort"] == plain(SMALL)
+        table = numbers["likelihoods"]["bounds"]
+        for cell in table:
+            assert f"{cell['mean']:.3f} ± {cell['standard_error']:.3f}" in page
+        assert [(c["settings"]["dequantization"], c["settings"]["importance"]) for c in table] == [
+            (name, k) for name in ("uniform", "variational", "tn") for k in (1, 5, 20)
+        ]
+        assert "on the first 4 test images" in page
+
+    def test_values_agree_with_each_other(self, numbers) -> None:
+        found = numbers["likelihoods"]
+        assert numbers["smoothness"][0]["value"]["mean"] == found["test"]["mean"]
+        assert found["test"]["mean"] == pytest.approx(np.mean(found["test"]["per_image"]))
+        assert len(found["test"]["per_image"]) == len(found["sde"]["per_image"]) == 4
+        assert len(numbers["samples"]["data"]) == 4
+        assert numbers["curve"]["held_out"][-1][0] == 20
+
+
+class TestBrowser:
+    def test_it_renders_with_all_pictures_and_no_error(self, tmp_path: Path, page: str) -> None:
+        browser = shutil.which("chromium") or shutil.which("google-chrome")
+        if browser is None:
+            pytest.skip("no Chromium is installed")
+        check = (
+            "<script>window.errors = []; window.onerror = m => { errors.push(m); };"
+            "window.onload = () => { const wide = document.documentElement.scrollWidth;"
+            "document.body.dataset.seen = JSON.stringify({errors, wide,"
+            "sizes: [...document.images].map(i => [i.complete, i.naturalWidth, i.width])});};"
+            "</script>"
+        )
+        (tmp_path / "page.html").write_text(page.replace("<head>", f"<head>{check}"))
+        flags = (
+            "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+            "--disable-background-networking --disable-component-update --disable-sync "
+            "--hide-scrollbars "
+            f"--user-data-dir={tmp_path / 'profile'} --window-size=1200,900 --dump-dom"
+        ).split()
+        done = subprocess.run(
+            [browser, *flags, (tmp_path / "page.html").as_uri()],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        seen = re.search(r'data-seen="(.+?)"', done.stdout)
+        assert seen is not None, done.stderr
+        value = json.loads(html.unescape(seen[1]))
+        assert value["errors"] == []
+        assert value["wide"] == 1200  # nothing sticks out to the side
+        assert len(value["sizes"]) == len(PICTURES)
+        for complete, natural, shown in value["sizes"]:
+            assert complete
+            assert natural >= shown > 400
+        for caption in re.findall(r'<p class="caption">(.+?)</p>', page, re.DOTALL):
+            assert html.unescape(caption) in html.unescape(done.stdout)
+
+
+class TestCommand:
+    def test_nothing_is_replaced_without_force(self, made: Path, capsys) -> None:
+        before = {p.name: p.read_bytes() for p in (made / "out").iterdir()}
+        run, out = str(made / "run"), str(made / "out")
+        assert main(["report", run, "--out", out]) == 2
+        assert "not empty" in _sentence(capsys)
+        words = ["report", run, "--out", str(made / "other"), "--json", str(made / "out.json")]
+        assert main(words) == 2
+        assert "exists" in _sentence(capsys)
+        assert not (made / "other").exists()
+        assert {p.name: p.read_bytes() for p in (made / "out").iterdir()} == before
+
+    def test_it_says_where_the_page_is_and_on_what(self, made: Path, numbers: dict) -> None:
+        said = (made / "said").read_text()
+        assert str(made / "out" / "report.html") in said
+        assert f"{numbers['likelihoods']['test']['mean']:.3f} ±" in said
+        assert "npy:x.npy" in said
+        assert f"{len(STAGES)}/{len(STAGES)}" in (made / "shown").read_text()
+
+    def test_it_stands_in_the_run_compares_with_a_parent_and_can_be_quiet(
+        self, made: Path, tmp_path: Path, capsys
+    ) -> None:
+        run = tmp_path / "tuned"
+        shutil.copytree(made / "run", run)
+        (run / "report").mkdir()
+        (run / "report" / "report.md").write_text("an older one")
+        words = ["report", str(run), "--before", str(made / "run"), "--limit", "2"]
+        assert main([*words, "--force", "--quiet"]) == 0
+        assert capsys.readouterr() == ("", "")
+        markdown = (run / "report" / "report.md").read_text()
+        assert "before and after fine-tuning" in markdown
+        assert "Bits/dim of the first 2 test images" in markdown
+        rows = re.findall(r"^\| digits \|(.+)$", markdown, re.MULTILINE)
+        assert len(rows) == 2
+        assert rows[0] == rows[1]  # a copy of the run costs what the run costs
+
+    def test_bad_input_is_one_sentence(self, made: Path, tmp_path: Path, capsys) -> None:
+        run, out = str(made / "run"), str(tmp_path / "out")
+        (tmp_path / "file").write_text("")
+        for words, expected in {
+            ("nowhere",): "no run folder",
+            (run, "--before", "nowhere"): "no run folder",
+            (run, "--limit", "-1"): "limit must be positive",
+            (run, "--data", "digits"): "give its own",
+            (run, "--out", str(tmp_path / "file")): "is a file",
+        }.items():
+            more = [] if "--out" in words else ["--out", out]
+            assert main(["report", *words, *more, "--quiet"]) == 2
+            captured = _sentence(capsys)
+            assert expected in captured
+        assert not (tmp_path / "out").exists()
+
+
+def _sentence(capsys: pytest.CaptureFixture[str]) -> str:
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = [text for text in captured.err.splitlines() if not text.startswith("warning")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+class TestOtherRuns:
+    def test_a_learned_density_is_shown_as_it_was_learned(self, tmp_path: Path) -> None:
+        trainer = tiny.train(tmp_path / "run", "objective.density=adaptive", "train.steps=10")
+        run = open_run(tmp_path / "run")
+        found = densities(run, run.model())
+        assert list(found) == ["uniform", "designed", "adaptive"]
+        t = torch.linspace(0, 1, 9, dtype=torch.float64)
+        with torch.no_grad():
+            learned = trainer.state.objective.density.quantile(t)
+        torch.testing.assert_close(found["adaptive"].quantile(t), learned)
+
+    def test_continuous_data_has_a_report_without_bins(self, tmp_path: Path) -> None:
+        values = np.random.default_rng(0).normal(size=(48, 2)).astype(np.float32)
+        data = tiny.dataset(values, levels=None)
+        run = _vectors(tmp_path / "run", data)
+        m = measure(run, data, SMALL)
+        assert m.likelihoods.sde is None
+        assert m.likelihoods.starts == ()
+        assert [v.settings.dequantization for v in m.likelihoods.bounds] == ["none"]
+        keys = [section.key for section in sections(m)]
+        assert keys == [k for k in KEYS if k not in ("training", "uniform-starts")]
+        json.dumps(plain(m), allow_nan=False)
+
+
+def _vectors(path: Path, data) -> Run:
+    from idode.config import fit, override
+    from idode.presets import PRESETS
+    from idode.run import build_net, save_model
+
+    config = override(PRESETS["vectors"], ["model.gamma_min=-6"])
+    run = Run(path, fit(config, None, data.shape), data.identity)
+    run.write_config()
+    save_model(path, build_net(run.config, torch.Generator().manual_seed(0)).state_dict())
+    return run
