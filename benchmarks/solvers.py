@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -35,11 +34,10 @@ def solvers(task: Task, states: Tensor, probes: Tensor) -> dict[str, Solver]:
     """Every solver of the picture; ours are calibrated on the first 16 images."""
     dim, model = states[0].numel(), task.model
     field = ode_field(model, probes[:, :16])
-    value: Callable[[Tensor, Tensor], Tensor] = lambda z, i: (
-        -nats_to_bits(  # noqa: E731
-            prior_log_prob(model, z) + i, dim
-        )
-    )
+
+    def value(z: Tensor, integral: Tensor) -> Tensor:
+        return -nats_to_bits(prior_log_prob(model, z) + integral, dim)
+
     chosen: dict[str, Solver] = {
         f"dopri5 {tol:g}": Dopri5(tol, tol) for tol in (1e-3, 1e-4, 1e-5, 1e-6)
     }

@@ -206,7 +206,9 @@ class Dopri5:
         """Move ``x`` from ``start`` to ``end``."""
         from torchdiffeq import odeint
 
-        calls = 0
+        # The first evaluation only shows how many rates there are.
+        _, first = field(x, torch.tensor(start, dtype=torch.float64, device=x.device))
+        calls = 1
 
         def augmented(gamma: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
             nonlocal calls
@@ -214,12 +216,11 @@ class Dopri5:
             v, rates = _checked(field, state[0], float(gamma))
             return v, rates.to(v.dtype)
 
-        _, probe_rates = field(x, torch.tensor(start, dtype=torch.float64, device=x.device))
         ends = torch.tensor([start, end], dtype=torch.float64, device=x.device)
         try:
             states, integrals = odeint(
                 augmented,
-                (x, torch.zeros_like(probe_rates, dtype=x.dtype)),
+                (x, torch.zeros_like(first, dtype=x.dtype)),
                 ends,
                 rtol=self.rtol,
                 atol=self.atol,
