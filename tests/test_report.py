@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,9 @@ import tiny
 import torch
 from PIL import Image
 
-from idode import Settings, bits_per_dim, exact
+from idode import Settings, exact, likelihood
 from idode.cli import main
-from idode.ode import GRADED
-from idode.report import Effort, measure, plain, sections
+from idode.report import Effort, Measurements, measure, plain, sections
 from idode.report.curves import training_curve
 from idode.report.levels import noise_levels
 from idode.report.measurements import STAGES, densities
@@ -62,34 +62,48 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("idode.report.FAST", SMALL)
 
 
+@dataclass(frozen=True)
+class Made:
+    """A folder with data, a trained run and a report on it; and what the command told."""
+
+    path: Path
+    measurements: Measurements
+    out: str
+    err: str
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data, a trained run, a report on it, and what the command told."""
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("report")
     np.save(folder / "x.npy", tiny.images())
+    kept: list[Measurements] = []
+
+    def keeping(*args, **more):
+        kept.append(measure(*args, **more))
+        return kept[0]
+
+    out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IDODE_DATA", str(folder / "data"))
         patch.setattr("idode.report.FAST", SMALL)
-        spec = f"npy:{folder / 'x.npy'}?levels=4"
+        patch.setattr("idode.report.measure", keeping)
+        spec, run = f"npy:{folder / 'x.npy'}?levels=4", str(folder / "run")
         words = ["train", "digits", "--data", spec, *tiny.FLAGS, "--quiet"]
-        assert main([*words, "--out", str(folder / "run")]) == 0
-        words = ["report", str(folder / "run"), "--json", str(folder / "out.json")]
-        said, shown = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(shown):
+        assert main([*words, "--out", run]) == 0
+        words = ["report", run, "--before", run, "--json", str(folder / "out.json")]
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             assert main([*words, "--out", str(folder / "out")]) == 0
-    (folder / "said").write_text(said.getvalue())
-    (folder / "shown").write_text(shown.getvalue())
-    return folder
+    return Made(folder, kept[0], out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")
-def page(made: Path) -> str:
-    return (made / "out" / "report.html").read_text()
+def page(made: Made) -> str:
+    return (made.path / "out" / "report.html").read_text()
 
 
 @pytest.fixture(scope="module")
-def numbers(made: Path) -> dict:
-    return json.loads((made / "out.json").read_text())
+def numbers(made: Made) -> dict:
+    return json.loads((made.path / "out.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -105,16 +119,15 @@ def solve(lattice: exact.Lattice) -> Engine:
 
 
 class TestValues:
-    def test_the_largest_K_is_what_bits_per_dim_gives(self, lattice, solve) -> None:
+    def test_values_are_those_of_the_library_on_its_own_grids(self, lattice, solve) -> None:
         table = bounds(solve, lattice.pixels)
-        for i, name in enumerate(("uniform", "variational", "tn")):
-            shared = table[len(IMPORTANCE) * i + 2]
-            settings = Settings(dequantization=name, importance=20, tolerance=0.005)
-            alone = bits_per_dim(solve.model, lattice.pixels, settings)
-            # The same draws and probes on two grids, each good to 0.005 bits/dim rms.
-            torch.testing.assert_close(shared.per_image, alone.per_image, atol=0.02, rtol=0)
-            assert shared.settings.dequantization == name
-            assert shared.settings.importance == 20
+        for name, row in (("uniform", table[:3]), ("tn", table[6:])):
+            settings = Settings(dequantization=name, tolerance=0.005)
+            alone = likelihood.bounds(solve.model, lattice.pixels, IMPORTANCE, settings)
+            for ours, theirs in zip(row, alone, strict=True):
+                # The same draws and probes on two grids, each good to 0.005 bits/dim rms.
+                assert ours.settings == theirs.settings
+                torch.testing.assert_close(ours.per_image, theirs.per_image, atol=0.02, rtol=0)
 
     def test_more_draws_tighten_the_bound_of_every_image(self, lattice, solve) -> None:
         table = bounds(solve, lattice.pixels)
@@ -133,7 +146,7 @@ class TestValues:
 
     def test_one_solve_costs_the_nodes_of_the_grid(self, lattice, solve) -> None:
         value = solve.values(lattice.pixels, solve.settings, (1,))[0]
-        assert value.nfe == len(solve.calibration.solver.grid) + GRADED
+        assert value.nfe == solve.nfe
 
     def test_starts_surround_the_default_and_stay_on_the_clock(self, lattice, solve) -> None:
         starts = uniform_starts(solve, lattice.pixels, 5)
@@ -209,7 +222,7 @@ class TestPage:
         assert re.findall(r'<section id="([\w-]+)"', page) == ["run", *KEYS]
         captions = re.findall(r'<p class="caption">(.+?)</p>', page, re.DOTALL)
         assert len(captions) == len(KEYS)
-        markdown = (made / "out" / "report.md").read_text()
+        markdown = (made.path / "out" / "report.md").read_text()
         for caption in captions:
             assert html.unescape(caption) in markdown
 
@@ -221,11 +234,11 @@ class TestPage:
 
     def test_pictures_are_the_same_inside_and_beside_it(self, made, page) -> None:
         inside = re.findall(r"data:image/png;base64,([\w+/=]+)", page)
-        markdown = (made / "out" / "report.md").read_text()
+        markdown = (made.path / "out" / "report.md").read_text()
         names = re.findall(r"!\[.+?\]\((.+?)\)", markdown)
         assert names == [f"{key}.png" for key in PICTURES]
         for name, text in zip(names, inside, strict=True):
-            data = (made / "out" / name).read_bytes()
+            data = (made.path / "out" / name).read_bytes()
             assert base64.b64decode(text) == data
             assert Image.open(io.BytesIO(data)).width >= 800
 
@@ -288,43 +301,59 @@ class TestBrowser:
 
 
 class TestCommand:
-    def test_nothing_is_replaced_without_force(self, made: Path, capsys) -> None:
-        before = {p.name: p.read_bytes() for p in (made / "out").iterdir()}
-        run, out = str(made / "run"), str(made / "out")
+    def test_nothing_is_replaced_without_force(self, made: Made, capsys) -> None:
+        before = {p.name: p.read_bytes() for p in (made.path / "out").iterdir()}
+        run, out = str(made.path / "run"), str(made.path / "out")
         assert main(["report", run, "--out", out]) == 2
         assert "not empty" in _sentence(capsys)
-        words = ["report", run, "--out", str(made / "other"), "--json", str(made / "out.json")]
+        words = [
+            "report",
+            run,
+            "--out",
+            str(made.path / "other"),
+            "--json",
+            str(made.path / "out.json"),
+        ]
         assert main(words) == 2
         assert "exists" in _sentence(capsys)
-        assert not (made / "other").exists()
-        assert {p.name: p.read_bytes() for p in (made / "out").iterdir()} == before
+        assert not (made.path / "other").exists()
+        assert {p.name: p.read_bytes() for p in (made.path / "out").iterdir()} == before
 
-    def test_it_says_where_the_page_is_and_on_what(self, made: Path, numbers: dict) -> None:
-        said = (made / "said").read_text()
-        assert str(made / "out" / "report.html") in said
-        assert f"{numbers['likelihoods']['test']['mean']:.3f} ±" in said
-        assert "npy:x.npy" in said
-        assert f"{len(STAGES)}/{len(STAGES)}" in (made / "shown").read_text()
+    def test_it_says_where_the_page_is_and_on_what(self, made: Made, numbers: dict) -> None:
+        assert str(made.path / "out" / "report.html") in made.out
+        assert f"{numbers['likelihoods']['test']['mean']:.3f} ±" in made.out
+        assert "npy:x.npy" in made.out
+        assert f"{len(STAGES)}/{len(STAGES)}" in made.err
 
-    def test_it_stands_in_the_run_compares_with_a_parent_and_can_be_quiet(
-        self, made: Path, tmp_path: Path, capsys
-    ) -> None:
-        run = tmp_path / "tuned"
-        shutil.copytree(made / "run", run)
-        (run / "report").mkdir()
-        (run / "report" / "report.md").write_text("an older one")
-        words = ["report", str(run), "--before", str(made / "run"), "--limit", "2"]
-        assert main([*words, "--force", "--quiet"]) == 0
-        assert capsys.readouterr() == ("", "")
-        markdown = (run / "report" / "report.md").read_text()
-        assert "before and after fine-tuning" in markdown
-        assert "Bits/dim of the first 2 test images" in markdown
+    def test_a_parent_is_compared_with(self, made: Made) -> None:
+        markdown = (made.path / "out" / "report.md").read_text()
+        assert "Evaluations needed, before and after fine-tuning" in markdown
         rows = re.findall(r"^\| digits \|(.+)$", markdown, re.MULTILINE)
         assert len(rows) == 2
-        assert rows[0] == rows[1]  # a copy of the run costs what the run costs
+        assert rows[0] == rows[1]  # the run itself was given as its parent
 
-    def test_bad_input_is_one_sentence(self, made: Path, tmp_path: Path, capsys) -> None:
-        run, out = str(made / "run"), str(tmp_path / "out")
+    def test_it_stands_in_the_run_replaces_by_force_and_can_be_quiet(
+        self, made: Made, tmp_path: Path, capsys, monkeypatch
+    ) -> None:
+        run = tmp_path / "run"
+        shutil.copytree(made.path / "run", run)
+        (run / "report").mkdir()
+        (run / "report" / "report.md").write_text("an older one")
+        asked = []
+
+        def known(run, data, effort, **more):
+            asked.append(effort)
+            return made.measurements
+
+        monkeypatch.setattr("idode.report.measure", known)
+        assert main(["report", str(run), "--limit", "2", "--force", "--quiet"]) == 0
+        assert capsys.readouterr() == ("", "")
+        assert asked == [replace(SMALL, limit=2)]
+        assert (run / "report" / "report.html").exists()
+        assert "older" not in (run / "report" / "report.md").read_text()
+
+    def test_bad_input_is_one_sentence(self, made: Made, tmp_path: Path, capsys) -> None:
+        run, out = str(made.path / "run"), str(tmp_path / "out")
         (tmp_path / "file").write_text("")
         for words, expected in {
             ("nowhere",): "no run folder",
@@ -338,6 +367,10 @@ class TestCommand:
             captured = _sentence(capsys)
             assert expected in captured
         assert not (tmp_path / "out").exists()
+
+    def test_a_shipped_model_keeps_reports_out_of_the_package(self, capsys) -> None:
+        assert main(["report", "pretrained:digits"]) == 2
+        assert "--out" in _sentence(capsys)
 
 
 def _sentence(capsys: pytest.CaptureFixture[str]) -> str:

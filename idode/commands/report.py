@@ -16,11 +16,11 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode report``."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a trained run")
+    parser.add_argument("run", metavar="RUN", help="folder of a trained run, or pretrained:NAME")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="[RUN/report]")
     parser.add_argument("--data", metavar="SPEC", help="a data set [the one of the run]")
     parser.add_argument(
-        "--before", type=Path, metavar="RUN", help="the run it was fine-tuned from, to compare"
+        "--before", metavar="RUN", help="the run it was fine-tuned from, to compare"
     )
     parser.add_argument("--limit", type=int, metavar="N", help="images of the table of bounds [6]")
     parser.add_argument(
@@ -36,13 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry out ``idode report``; the exit code."""
     from idode.commands.tables import check_output, write_json
+    from idode.errors import InputError
     from idode.report import plain, sections, write
     from idode.report.page import refuse_existing
     from idode.report.sections import facts, lead, note
-    from idode.run import open_run
+    from idode.run import SHIPPED, open_run
 
-    out = args.out or args.run / "report"
     opened = open_run(args.run)
+    if args.out is None and args.run.startswith(SHIPPED):
+        raise InputError(f"{args.run} is part of the package: say where with --out FOLDER")
+    out = args.out or opened.path / "report"
     before = None if args.before is None else open_run(args.before)
     refuse_existing(out, args.force)
     check_output(args.json, args.force)

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from idode.bounds import SDEBound, sde_bound
-from idode.calibration import Calibration
 from idode.data import Dataset, Identity
 from idode.dequantization import centres
 from idode.errors import InputError
 from idode.model import DiffusionODE
-from idode.ode import GRADED
+from idode.pilot import Pilot
 from idode.report.curves import TrainingCurve, training_curve
 from idode.report.effort import FAST, Effort
 from idode.report.levels import NoiseLevels, noise_levels
@@ -47,7 +46,8 @@ class Likelihoods:
     sde: SDEBound | None  # on the same; continuous data has none
     bounds: tuple[Value, ...]
     starts: tuple[Value, ...]
-    calibration: Calibration  # of the grid all of them were solved on
+    pilot: Pilot  # with the grid all of them were solved on
+    nfe: int  # evaluations of one solve on it
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def measure(
         noise=noise,
         likelihoods=found,
         samples=drawn,
-        smoothness=(*smoothness, _smoothness(run, found.test, found.calibration, drawn)),
+        smoothness=(*smoothness, Smoothness(run.config.name, found.test, found.nfe, drawn.nfe)),
         seconds=time.perf_counter() - began,
     )
 
@@ -174,7 +174,7 @@ class _Work:
         starts: tuple[Value, ...] = ()
         if model.levels is not None:
             starts = uniform_starts(solve, self.rows(effort.start_images), effort.starts)
-        return Likelihoods(test, pixels.cpu(), sde, table, starts, solve.calibration)
+        return Likelihoods(test, pixels.cpu(), sde, table, starts, solve.pilot, solve.nfe)
 
     def samples(self, model: DiffusionODE) -> Samples:
         source = torch.Generator().manual_seed(self.effort.seed)
@@ -184,11 +184,7 @@ class _Work:
         model, effort = run.model(self.device), self.effort
         solve = engine(model, self.rows(effort.pilot), effort.tolerance, effort.seed)
         value = solve.values(self.rows(effort.images), solve.settings, (1,))[0]
-        return _smoothness(run, value, solve.calibration, self.samples(model))
-
-
-def _smoothness(run: Run, value: Value, calibration: Calibration, drawn: Samples) -> Smoothness:
-    return Smoothness(run.config.name, value, len(calibration.solver.grid) + GRADED, drawn.nfe)
+        return Smoothness(run.config.name, value, solve.nfe, self.samples(model).nfe)
 
 
 def densities(run: Run, model: DiffusionODE) -> dict[str, TimeDensity]:

@@ -1,9 +1,9 @@
 r"""Bits per dimension for a page of figures, from one grid and shared draws.
 
-:func:`idode.likelihood.bits_per_dim` tunes its solver for every setting it is asked for. A report
-asks for dozens on few images, where tuning would be most of the time: here the grid is tuned once,
-and the bounds for K = 1, 5, 20 are made from the same twenty draws. They are then ordered for
-every single image, and the differences between them are not noise.
+:func:`idode.likelihood.bounds` tunes its solver for every setting it is asked for, and solves one
+draw at a time. A report asks for a dozen settings on few images, where that would be most of the
+time: here the grid is tuned once, and the draws of few images are solved in one batch. The bounds
+for K = 1, 5, 20 come from the same twenty draws, as there: they are ordered for every image.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from idode.calibration import Calibration, calibrate
-from idode.density import ode_field, prior_log_prob
 from idode.errors import InputError
 from idode.model import DiffusionODE
 from idode.numerics import log_mean_exp, nats_to_bits
+from idode.ode import GRADED, Adams
+from idode.pilot import Pilot, tune
 from idode.weights import Settings, Task, dequantization_for, uniform_start
 
 __all__ = ["IMPORTANCE", "Engine", "Value", "bounds", "engine", "uniform_starts"]
@@ -46,7 +46,13 @@ class Engine:
 
     model: DiffusionODE
     settings: Settings
-    calibration: Calibration
+    pilot: Pilot
+
+    @property
+    def nfe(self) -> int:
+        """Evaluations of one solve on the grid, without those of images that need a finer one."""
+        assert isinstance(self.pilot.solver, Adams)
+        return len(self.pilot.solver.grid) + GRADED
 
     def draw(self, pixels: Tensor, settings: Settings, draws: int) -> tuple[Tensor, float, float]:
         """Log-weights ``(draws, N)`` of images, NFE of a solve, and likely solver error.
@@ -54,7 +60,7 @@ class Engine:
         An image keeps its probe over all draws, as in :class:`Settings`.
         """
         task = Task(self.model, settings, dequantization_for(self.model, settings), torch.float32)
-        solver, limit = self.calibration.solver, self.calibration.most_roughness
+        solver, limit = self.pilot.solver, self.pilot.most_roughness
         columns, error, nfe = [], 0.0, 0.0
         for lo in range(0, len(pixels), settings.batch_size):
             chunk = pixels[lo : lo + settings.batch_size]
@@ -75,7 +81,7 @@ class Engine:
                 nfe += found.nfe * share
                 error += float(found.roughness.mean()) * share
             columns.append(torch.cat(rows))
-        error *= self.calibration.error_per_roughness
+        error *= self.pilot.error_per_roughness
         return torch.cat(columns, dim=1), nfe, error
 
     def values(
@@ -115,18 +121,7 @@ def engine(
     name = "none" if model.levels is None else "tn"
     settings = Settings(dequantization=name, tolerance=tolerance, seed=seed)
     task = Task(model, settings, dequantization_for(model, settings), torch.float32)
-    indices, dim = range(len(pixels)), pixels[0].numel()
-    x, _ = task.state(pixels, indices, 0)
-    probes = task.probes(x, indices, 0, settings.probes)
-    calibration = calibrate(
-        ode_field(model, probes),
-        x,
-        task.bridge.gamma,
-        model.gamma_max,
-        lambda z, integral: -nats_to_bits(prior_log_prob(model, z) + integral, dim),
-        tolerance,
-    )
-    return Engine(model, settings, calibration)
+    return Engine(model, settings, tune(task, pixels, list(range(len(pixels)))))
 
 
 def bounds(solve: Engine, pixels: Tensor) -> tuple[Value, ...]:
