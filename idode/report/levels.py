@@ -88,8 +88,7 @@ def noise_levels(
             p, quantile = density.density(gamma), density.quantile(t)
         # The levels are the middles of equal pieces of the clock: a mean is an integral.
         square = float(((own + seen.mean**2) / p).mean()) * span
-        total = max(0.0, square - seen.loss**2)
-        curves.append(DensityCurve(name, t, quantile, own / p**2, total))
+        curves.append(DensityCurve(name, t, quantile, own / p**2, square - seen.loss**2))
     return NoiseLevels(
         gamma=gamma,
         time=(gamma - model.gamma_min) / span,
