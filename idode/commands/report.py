@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--limit", type=int, metavar="N", help="images of the table of bounds [6]")
     parser.add_argument(
-        "--full", action="store_true", help="the paper's numbers of draws, more images; hours"
+        "--full", action="store_true", help="the paper's numbers of draws, more images; far longer"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--device", default="cpu", metavar="DEVICE", help="such as cuda [cpu]")
