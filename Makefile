@@ -16,8 +16,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
+# Threads that wait by spinning for long starve each other where the cores are shared.
 demo: setup
-	$(BIN)/idode demo --out demo --force
+	GOMP_SPINCOUNT=20000 $(BIN)/idode demo --out demo --force
 
 check: setup
 	$(BIN)/ruff check .

@@ -57,7 +57,8 @@ def calibrate(
     """
     if not tolerance > 0:
         raise InputError(f"the solver's tolerance must be positive, got {tolerance}")
-    steps = 48
+    steps = 64
+    orders: tuple[int, ...] = ORDERS
     trace = Adams(uniform_grid(steps)).trace(field, x, start, end)
     spent = len(trace.nodes)
     for _ in range(8):
@@ -65,15 +66,16 @@ def calibrate(
         trace = Adams(grid).refined().trace(field, x, start, end)
         truth = value(trace.x, trace.integral())
         tried = []
-        for order in ORDERS:
+        for order in orders:
             seen = Adams(grid, order).trace(field, x, start, end)
             error = value(seen.x, seen.integral()) - truth
             tried.append((float(error.square().mean().sqrt()), order, error, seen.roughness))
         rms, order, error, roughness = min(tried, key=lambda trial: trial[0])
-        spent += 2 * steps + len(ORDERS) * (steps + GRADED + 1)
+        spent += 2 * steps + len(orders) * (steps + GRADED + 1)
+        orders = (order,)
         # Errors fall with the fourth power or so; a little more, since the estimate is noisy.
         factor = min(2.0, max(0.5, 1.1 * (rms / tolerance) ** 0.25))
-        if (rms <= tolerance and factor > 0.8) or steps >= MOST_STEPS:
+        if (rms <= tolerance and factor > 0.7) or steps >= MOST_STEPS:
             break
         steps = min(MOST_STEPS, max(8, round(steps * factor)))
     return Calibration(

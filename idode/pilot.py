@@ -19,8 +19,8 @@ from idode.weights import Task
 
 __all__ = ["PILOT", "Pilot", "tune"]
 
-PILOT = 16  # images
-PROBES = 4  # to see their variance
+PILOT = 8  # images
+PROBES = 3  # to see their variance
 
 
 @dataclass(frozen=True)
