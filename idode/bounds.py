@@ -83,8 +83,8 @@ def sde_bound(
         diffusion = [
             _diffusion(model, chunk, indices, k, draws, times, seed, dtype) for k in range(draws)
         ]
-        recon = _reconstruction(model, chunk, indices, seed)
-        rows.append(torch.stack([recon, _prior(model, chunk, standard_prior), *diffusion]))
+        recon = [_reconstruction(model, chunk, indices, half, seed) for half in (0, 1)]
+        rows.append(torch.stack([*recon, _prior(model, chunk, standard_prior), *diffusion]))
     terms = nats_to_bits(torch.cat(rows, dim=1), pixels[0].numel()).cpu()
     return _result(terms, draws, began)
 
@@ -104,15 +104,17 @@ def _normal(shape: torch.Size, generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def _reconstruction(model: DiffusionODE, pixels: Tensor, indices: range, seed: int) -> Tensor:
+def _reconstruction(
+    model: DiffusionODE, pixels: Tensor, indices: range, half: int, seed: int
+) -> Tensor:
     """Minus the log-probability of the pixels given one noisy state, ``(B,)``."""
     assert model.levels is not None
     eps = streams.per_image(
         lambda g: _normal(pixels.shape[1:], g),
         indices,
         seed=seed,
-        purpose=streams.NOISE,
-        repeat=-1,
+        purpose=streams.RECONSTRUCTION,
+        repeat=half,
     ).to(pixels.device)
     start = torch.tensor(model.gamma_min, dtype=torch.float64, device=pixels.device)
     x = diffuse(centres(pixels, model.levels, torch.float64), eps, start, model.schedule)
@@ -136,7 +138,7 @@ def _diffusion(
         lambda g: torch.cat([streams.uniform((1,), g), _normal(pixels.shape[1:], g).flatten()]),
         indices,
         seed=seed,
-        purpose=streams.NOISE,
+        purpose=streams.DIFFUSION,
         repeat=k,
     ).to(pixels.device)
     at = times.at((drawn[:, 0] + k // 2) / (draws // 2))
@@ -146,10 +148,11 @@ def _diffusion(
 
 
 def _result(terms: Tensor, draws: int, began: float) -> SDEBound:
-    recon, prior, diffusion = terms[0], terms[1], terms[2:]
-    per_image = recon + prior + diffusion.mean(0)
+    recon, prior, diffusion = terms[:2], terms[2], terms[3:]
+    per_image = recon.mean(0) + prior + diffusion.mean(0)
     n = per_image.numel()
-    half = (diffusion[0::2].mean(0) - diffusion[1::2].mean(0)) / 2
+    halves = [recon[i] + diffusion[i::2].mean(0) for i in (0, 1)]
+    half = (halves[0] - halves[1]) / 2
     return SDEBound(
         mean=float(per_image.mean()),
         standard_error=math.sqrt(float(per_image.var()) / n) if n > 1 else math.nan,

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from idode.errors import InputError
+from idode.errors import InputError, NumericalError
 
 __all__ = ["COMMANDS", "main"]
 
@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {  # name: (module, what it does)
     "doctor": ("idode.commands.doctor", "versions, devices and the speed of this machine"),
     "import": ("idode.commands.importing", "turn a checkpoint of the paper's authors into a run"),
 }
-USAGE_ERROR, INTERRUPTED = 2, 130
+USAGE_ERROR, NUMERICAL_ERROR, INTERRUPTED = 2, 3, 130
 
 
 def overview() -> argparse.ArgumentParser:
@@ -47,7 +47,7 @@ def overview() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 0 is success, 2 is bad input, 130 is interrupted."""
+    """Run a command; 0 is success, 2 bad input, 3 numbers out of range, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments:
         overview().print_help()
@@ -63,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"idode {name}: {error}", file=sys.stderr)
         return USAGE_ERROR
+    except NumericalError as error:
+        print(f"idode {name}: {error}", file=sys.stderr)
+        return NUMERICAL_ERROR
     except KeyboardInterrupt:
         print(f"idode {name}: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -34,6 +34,10 @@ __all__ = [
 class Clock(abc.ABC):
     r"""A monotone map between :math:`\gamma` and a time; methods map ``(*)`` to ``(*)``."""
 
+    def known(self) -> tuple[float, float]:
+        """The stretch of gamma a network on this clock can have been trained on."""
+        return -math.inf, math.inf
+
     @abc.abstractmethod
     def time(self, gamma: Tensor) -> Tensor:
         r"""The time at :math:`\gamma`."""
@@ -164,6 +168,10 @@ class TableTime(Clock):
                 f"got shape {tuple(abar.shape)}"
             )
         self.gammas = gammas
+
+    def known(self) -> tuple[float, float]:
+        """From the first entry to the last."""
+        return float(self.gammas[0]), float(self.gammas[-1])
 
     def time(self, gamma: Tensor) -> Tensor:
         """Fractional index; the end pieces are continued as lines."""

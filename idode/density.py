@@ -60,7 +60,7 @@ class LogProb:
     log_p: Tensor  # (B,) nats, float64, the mean over probes
     per_probe: Tensor  # (n, B)
     z: Tensor  # (B, *), the latents
-    nfe: int
+    nfe: float  # mean over the batch, where some are solved again
     roughness: Tensor  # (B,), see Solution
 
 

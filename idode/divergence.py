@@ -75,13 +75,13 @@ def hutchinson(f: Field, x: Tensor, probes: Tensor) -> tuple[Tensor, Tensor]:
     return (y if training else y.detach()), torch.stack(estimates)
 
 
-def exact(f: Field, x: Tensor, chunk: int = 64) -> tuple[Tensor, Tensor]:
+def exact(f: Field, x: Tensor, chunk: int = 512) -> tuple[Tensor, Tensor]:
     """Value of ``f`` and its exact divergence ``(B,)``, by as many products as dimensions.
 
     Args:
         f: Field, ``(B, *)`` to ``(B, *)``, each sample on its own.
         x: States ``(B, *)`` of any shape.
-        chunk: Rows of the Jacobian held in memory at once.
+        chunk: Backward passes held in memory at once, over all samples of the batch.
     """
     training = torch.is_grad_enabled()
     dim = x[0].numel()
@@ -89,8 +89,9 @@ def exact(f: Field, x: Tensor, chunk: int = 64) -> tuple[Tensor, Tensor]:
         x = x.detach().requires_grad_()
         y = f(x)
         div = torch.zeros(len(x), dtype=y.dtype, device=y.device)
-        for start in range(0, dim, chunk):
-            rows = range(start, min(start + chunk, dim))
+        step = max(1, chunk // len(x))
+        for start in range(0, dim, step):
+            rows = range(start, min(start + step, dim))
             keep = training or rows.stop < dim
             basis = torch.zeros(len(rows), len(x), dim, dtype=y.dtype, device=y.device)
             basis[range(len(rows)), :, rows] = 1

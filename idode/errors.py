@@ -37,6 +37,6 @@ def choose(what: str, name: str, table: Mapping[str, T]) -> T:
 class NumericalError(ArithmeticError):
     """A computation left the range of numbers; the message says for which sample and where."""
 
-    def __init__(self, message: str, sample: int = 0) -> None:
+    def __init__(self, message: str, sample: int | None = None) -> None:
         super().__init__(message)
         self.sample = sample

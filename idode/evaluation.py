@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from idode.bounds import SDEBound, sde_bound
 from idode.data import Split
 from idode.likelihood import BitsPerDim, Settings, bounds
 from idode.model import DiffusionODE
+from idode.ode import Adams
 
 __all__ = ["DEQUANTIZATIONS", "IMPORTANCES", "bounds_table", "held_out_bound", "summary"]
 
@@ -39,7 +41,12 @@ def bounds_table(
     results: list[BitsPerDim] = []
     for name in DEQUANTIZATIONS:
         chosen = dataclasses.replace(settings, dequantization=name)
-        row = bounds(model, split, IMPORTANCES, chosen, device=device, progress=progress)
+        try:
+            row = bounds(model, split, IMPORTANCES, chosen, device=device, progress=progress)
+        except KeyboardInterrupt:
+            if not results:
+                raise
+            return [dataclasses.replace(r, complete=False) for r in results]
         results += row
         if not row[0].complete:
             break
@@ -48,15 +55,24 @@ def bounds_table(
 
 def summary(result: BitsPerDim) -> Mapping[str, Any]:
     """A result as plain values for JSON."""
+    solver = result.pilot.solver
     return {
         "bits_per_dim": result.mean,
         "standard_error": result.standard_error,
-        "errors": dataclasses.asdict(result.errors),
+        "errors": {k: _known(v) for k, v in dataclasses.asdict(result.errors).items()},
         "nfe": result.nfe,
         "seconds": result.seconds,
         "complete": result.complete,
         "notes": list(result.notes),
         "settings": dataclasses.asdict(result.settings),
         "per_image": result.per_image.tolist(),
-        "solver_error": result.solver_error.tolist(),
+        "solver_error": [_known(v) for v in result.solver_error.tolist()],
+        "groups": result.groups,
+        "grid": list(solver.grid) if isinstance(solver, Adams) else None,
+        "order": solver.order if isinstance(solver, Adams) else None,
     }
+
+
+def _known(value: float) -> float | None:
+    """JSON has no NaN."""
+    return None if math.isnan(value) else value

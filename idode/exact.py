@@ -96,7 +96,8 @@ class Mixture:
         score = (share[..., None] * scores).sum(1)
         curvature = torch.diag_embed(precision)
         if self.axes is not None:
-            curvature = self.axes @ curvature @ self.axes.mT
+            axes = self.axes.to(x)
+            curvature = axes @ curvature @ axes.mT
         outer = scores[..., :, None] * scores[..., None, :]
         hessian = (share[..., None, None] * (outer - curvature)).sum(1)
         hessian = hessian - score[:, :, None] * score[:, None, :]
@@ -173,12 +174,18 @@ def mixture(
         )
     if not bool((w > 0).all()):
         raise InputError("the weights of a mixture must be positive: leave out empty components")
+    if cov.shape[1:] not in ((), mu.shape[1:], mu.shape[1:] * 2):
+        raise InputError(
+            f"covariances for means of {mu.shape[1]} dimensions must have shape (M,), (M, d) or "
+            f"(M, d, d), got {tuple(cov.shape)}"
+        )
     axes = None
     if cov.ndim == 3:
         cov, axes = torch.linalg.eigh(cov)
-    if not bool((cov >= 0).all()):
+    # eigh leaves rounding of either sign where a covariance is singular
+    if not bool((cov >= -1e-12 * cov.abs().max()).all()):
         raise InputError("the covariances of a mixture must be positive semi-definite")
-    stds = cov.sqrt()
+    stds = cov.clamp_min(0).sqrt()
     stds = stds[:, None].expand_as(mu) if stds.ndim == 1 else stds
     return Mixture((w / w.sum()).log(), mu, stds, axes)
 
@@ -211,6 +218,12 @@ class Lattice:
             raise InputError(
                 f"a lattice needs at least 2 levels and integer points below them, got "
                 f"levels {self.levels} and {self.pixels.dtype} points up to {self.pixels.max()}"
+            )
+        p = self.probabilities
+        if p.shape != self.pixels.shape[:1] or not bool((p > 0).all()) or abs(p.sum() - 1) > 1e-6:
+            raise InputError(
+                f"a lattice needs one positive probability for each of {len(self.pixels)} points, "
+                f"summing to 1, got shape {tuple(p.shape)} with sum {float(p.sum()):.6g}"
             )
 
     @property

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from idode.calibration import MOST_STEPS
 from idode.errors import InputError, NumericalError
 from idode.model import DiffusionODE
 from idode.numerics import log_mean_exp, nats_to_bits
@@ -53,6 +54,8 @@ class BitsPerDim:
     complete: bool  # False when interrupted: per_image holds the images that were done
     notes: tuple[str, ...]
     settings: Settings
+    groups: int  # independent bounds averaged for an image: all its draws over K
+    pilot: Pilot  # solver and variances; pass it on to compare images solved at another time
 
     def __str__(self) -> str:
         return f"{self.mean:.4f} ± {self.standard_error:.4f} bits/dim"
@@ -67,6 +70,7 @@ def bits_per_dim(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
     progress: Callable[[int], None] | None = None,
+    pilot: Pilot | None = None,
 ) -> BitsPerDim:
     """Upper bound on the bits a dimension of ``pixels`` costs under the model.
 
@@ -78,6 +82,8 @@ def bits_per_dim(
         dtype: Of states and network; log-densities are float64 always.
         device: Where the network is; by default where ``pixels`` are.
         progress: Called with the number of images just done.
+        pilot: That of an earlier result, to solve more images of the same kind on the same grid;
+            by default the first images of ``pixels`` are one.
 
     Returns:
         Mean, per-image values, and their errors by source. ``Ctrl-C`` returns what is done.
@@ -92,6 +98,7 @@ def bits_per_dim(
         dtype=dtype,
         device=device,
         progress=progress,
+        pilot=pilot,
     )
     return result
 
@@ -106,6 +113,7 @@ def bounds(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
     progress: Callable[[int], None] | None = None,
+    pilot: Pilot | None = None,
 ) -> list[BitsPerDim]:
     """Bounds for several K from the same draws, which makes them comparable and cheap.
 
@@ -120,6 +128,7 @@ def bounds(
         dtype: Of states and network.
         device: Where the network is.
         progress: Called with the number of images just done.
+        pilot: That of an earlier result.
     """
     began = time.perf_counter()
     most = max(importances)
@@ -139,7 +148,7 @@ def bounds(
 
     chunk, indices = part(0, PILOT)
     with _naming(indices):
-        pilot = tune(task, chunk, indices)
+        pilot = pilot or tune(task, chunk, indices)
     done: list[_Draws] = []
     complete = True
     try:
@@ -169,8 +178,9 @@ def _naming(indices: list[int]) -> Iterator[None]:
     try:
         yield
     except NumericalError as error:
-        image = indices[error.sample]
-        raise NumericalError(f"image {image}: {error}", sample=error.sample) from error
+        some = f"one of the images {indices[0]} to {indices[-1]}"
+        image = some if error.sample is None else f"image {indices[error.sample]}"
+        raise NumericalError(f"{image}: {error}", sample=error.sample) from error
 
 
 @dataclass(frozen=True)
@@ -198,13 +208,17 @@ def _draw(task: Task, pixels: Tensor, indices: list[int], pilot: Pilot) -> _Draw
     return _Draws(torch.stack(log_w), torch.stack(roughness).mean(0), sum(nfe) / len(nfe))
 
 
-def _noise_variance(log_w: Tensor, pilot: Pilot, dim: int) -> Tensor:
-    """Variance over draws of the mean of the groups' bounds, ``(B,)``; groups ``(G, K, B)``."""
+def _noise_variance(log_w: Tensor, pilot: Pilot, dim: int, fresh: float) -> Tensor:
+    """Variance over draws of the mean of the groups' bounds, ``(B,)``; groups ``(G, K, B)``.
+
+    ``fresh`` is the share of a probe's variance that a new draw brings along.
+    """
     groups, k, _ = log_w.shape
     if k == 1 and groups == 1:
         return torch.full(log_w.shape[2:], pilot.noise_variance, dtype=torch.float64)
     if k == 1:
-        return nats_to_bits(log_w[:, 0], dim).var(0) / groups
+        spread = nats_to_bits(log_w[:, 0], dim).var(0)
+        return (spread - fresh * pilot.probe_variance).clamp_min(0) / groups
     # The delta method for the logarithm of a mean of K weights.
     share = torch.softmax(log_w, dim=1)
     relative = (share - 1 / k).square().sum(1) * k / (k - 1)
@@ -218,17 +232,12 @@ def _result(
     s, n = task.settings, draws.log_w.shape[1]
     groups = draws.log_w.reshape(-1, k, n)
     per_image = -torch.stack([nats_to_bits(log_mean_exp(g), dim) for g in groups]).mean(0)
-    noise = float(_noise_variance(groups, pilot, dim).mean()) / n
+    fresh = float(s.fresh_probes or s.repeats == len(groups)) / max(1, s.probes)
+    noise = float(_noise_variance(groups, pilot, dim, fresh).mean()) / n
     drawn_probes = max(1, s.probes) * s.repeats * (s.importance if s.fresh_probes else 1)
     probe = pilot.probe_variance / drawn_probes / n
     total = float(per_image.var()) / n if n > 1 else noise + probe
-    notes = []
-    if s.fresh_probes and k > 1 and s.probes:
-        gain = pilot.probe_variance / s.probes / 2 * dim * math.log(2)
-        notes.append(
-            "fresh probes make each of the K log-densities noisy inside the logarithm: the value "
-            f"may be too good by up to {gain:.4f} bits/dim and is not a bound"
-        )
+    notes = _notes(s, k, pilot, dim)
     if not complete:
         notes.append(f"interrupted after {n} images")
     return BitsPerDim(
@@ -246,5 +255,25 @@ def _result(
         seconds=seconds,
         complete=complete,
         notes=tuple(notes),
-        settings=dataclasses.replace(s, importance=k, repeats=len(groups)),
+        settings=dataclasses.replace(s, importance=k),
+        groups=len(groups),
+        pilot=pilot,
     )
+
+
+def _notes(s: Settings, k: int, pilot: Pilot, dim: int) -> list[str]:
+    """What a reader must know about a number before using it."""
+    notes = []
+    if pilot.solver_rms > s.allowed:
+        notes.append(
+            f"the solver's error is {pilot.solver_rms:.4f} bits/dim rms for an image, not the "
+            f"{s.allowed:g} asked for: the field is too rough for {MOST_STEPS} steps"
+        )
+    if k > 1 and s.probes:
+        inside = pilot.probe_variance if s.fresh_probes else pilot.interaction
+        gain = inside / s.probes / 2 * dim * math.log(2)
+        notes.append(
+            f"K = {k}: the noise of {s.probes} probe(s) inside the logarithm may make the value "
+            f"too good by up to {gain:.4f} bits/dim; only the exact divergence gives a bound"
+        )
+    return notes

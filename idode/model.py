@@ -114,7 +114,8 @@ def wrap(
         schedule: vp, sp or ve.
         clock: A name in :data:`idode.clocks.CLOCKS` or a clock.
         levels: Grey levels of the data, ``None`` for continuous data.
-        gamma_min: Start; by default the three-sigma rule for ``levels``.
+        gamma_min: Start; by default the three-sigma rule for ``levels``, or the least noise the
+            clock knows where that is more.
         gamma_max: End, where the network's input is the prior.
     """
     if isinstance(clock, str):
@@ -128,7 +129,13 @@ def wrap(
                 "continuous data has no bins to derive gamma_min from: "
                 "pass the least noise the network was trained on as gamma_min"
             )
-        gamma_min = start_gamma(levels)
+        gamma_min = max(start_gamma(levels), clock.known()[0])
+    low, high = clock.known()
+    if gamma_min < low or gamma_max > high:
+        raise InputError(
+            f"the network's clock knows gamma from {low:.3f} to {high:.3f}, got "
+            f"{gamma_min:.3f} to {gamma_max:.3f}: stay inside"
+        )
     return DiffusionODE(
         net=net,
         schedule=choose("schedule", schedule, SCHEDULES),

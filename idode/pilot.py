@@ -29,10 +29,13 @@ class Pilot:
 
     solver: Solver
     solver_mean: float  # signed error of the pilot against twice the steps; NaN where unknown
+    solver_rms: float  # the same for an image; NaN where unknown
     error_per_roughness: float  # NaN where unknown
     most_roughness: float
     noise_variance: float  # over draws of the dequantization
     probe_variance: float  # over probes
+    interaction: float  # part of it that differs between draws, so stays inside a logarithm
+    nfe: int  # spent on calibrating, for each image of the pilot
 
 
 def tune(task: Task, pixels: Tensor, indices: list[int]) -> Pilot:
@@ -41,8 +44,8 @@ def tune(task: Task, pixels: Tensor, indices: list[int]) -> Pilot:
     count = 0 if s.probes == 0 else max(PROBES, s.probes)
     x, weight = task.state(pixels, indices, 0)
     probes = task.probes(x, indices, 0, count)
-    solver: Solver = Dopri5(s.tolerance, s.tolerance)
-    mean, scale, limit = math.nan, math.nan, math.inf
+    solver: Solver = Dopri5(s.allowed, s.allowed)
+    mean, rms, scale, limit, spent = math.nan, math.nan, math.nan, math.inf, 0
     if s.solver == "adams":
         found = calibrate(
             ode_field(model, None if probes is None else probes[: s.probes]),
@@ -50,14 +53,24 @@ def tune(task: Task, pixels: Tensor, indices: list[int]) -> Pilot:
             task.bridge.gamma,
             model.gamma_max,
             lambda z, integral: -nats_to_bits(prior_log_prob(model, z) + integral, dim),
-            s.tolerance,
+            s.allowed,
         )
-        solver, limit = found.solver, found.most_roughness
-        mean, scale = found.mean_error, found.error_per_roughness
+        solver, limit, spent = found.solver, found.most_roughness, found.nfe
+        mean, rms, scale = found.mean_error, found.rms_error, found.error_per_roughness
     first = nats_to_bits(task.solve(x, probes, solver, limit).per_probe + weight, dim)
     y, weight = task.state(pixels, indices, 1)
     second = nats_to_bits(task.solve(y, probes, solver, limit).per_probe + weight, dim)
     # The same probes in both draws: their difference holds the noise of dequantization twice,
     # and of the probe only what does not cancel.
-    noise = float((first.mean(0) - second.mean(0)).square().mean() / 2)
-    return Pilot(solver, mean, scale, limit, noise, float(first.var(0).mean()) if count else 0.0)
+    difference = first - second
+    return Pilot(
+        solver=solver,
+        solver_mean=mean,
+        solver_rms=rms,
+        error_per_roughness=scale,
+        most_roughness=limit,
+        noise_variance=float(difference.mean(0).square().mean() / 2),
+        probe_variance=float(first.var(0).mean()) if count else 0.0,
+        interaction=float(difference.var(0).mean() / 2) if count else 0.0,
+        nfe=spent,
+    )

@@ -48,8 +48,8 @@ def search_start(
     """
     if model.levels is None:
         raise InputError("a start is searched for integer data; this model has continuous data")
-    middle = uniform_start(model.levels)
-    starts = np.sort(np.asarray(gammas if gammas is not None else middle + 0.4 * np.arange(-3, 4)))
+    usual = np.maximum(model.gamma_min, uniform_start(model.levels) + 0.4 * np.arange(-2, 5))
+    starts = np.unique(np.asarray(usual if gammas is None else gammas, dtype=np.float64))
     if len(starts) < 3:
         raise InputError(f"a search needs at least 3 starts, got {len(starts)}")
     plain = settings or Settings()

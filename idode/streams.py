@@ -1,8 +1,7 @@
 """Randomness that belongs to an image.
 
 Noise and probes are drawn from a generator seeded by the image's place in its data set, so that a
-value does not depend on the batch an image came in, on how many processes share the work, or on
-where an interrupted evaluation was taken up again.
+draw does not depend on the batch an image came in, or on how many processes share the work.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["NOISE", "PROBE", "per_image", "uniform"]
+__all__ = ["DIFFUSION", "NOISE", "PROBE", "RECONSTRUCTION", "per_image", "uniform"]
 
-NOISE, PROBE = 0, 1  # purposes: two streams of one image must never share a seed
+# Purposes: two streams of one image must never share a seed.
+NOISE, PROBE, DIFFUSION, RECONSTRUCTION = range(4)
 
 
 def per_image(
@@ -33,7 +33,7 @@ def per_image(
         draw: Makes the numbers for one image.
         indices: Places of the images in their data set.
         seed: Of the whole evaluation.
-        purpose: :data:`NOISE` or :data:`PROBE`.
+        purpose: One of the four above.
         repeat: Number of the draw, 0, 1, ... for one image.
     """
     drawn = []

@@ -29,6 +29,9 @@ from idode.ode import Adams, Solver
 __all__ = ["Settings", "Task", "dequantization_for", "uniform_start"]
 
 
+TOLERANCES = {"adams": 0.005, "dopri5": 1e-5}
+
+
 @dataclass(frozen=True)
 class Settings:
     """How a number was made; two numbers compare only where these agree.
@@ -45,8 +48,8 @@ class Settings:
         fresh_probes: A new probe for each of the K draws. Its noise inside the logarithm
             improves the value without being a bound, so by default an image keeps its probe.
         solver: adams (a calibrated grid), or dopri5 (the paper's).
-        tolerance: For adams: root mean square error of an image in bits/dim. For dopri5: rtol
-            and atol.
+        tolerance: For adams, the root mean square error of an image in bits/dim, by default
+            0.005; for dopri5, rtol and atol, by default the paper's 1e-5.
         start: Where on the clock the pixels enter; by default ``gamma_min``, and for uniform
             dequantization where the noise has the variance of a bin.
         seed: Of dequantization and probes.
@@ -61,7 +64,7 @@ class Settings:
     probe: str = "rademacher"
     fresh_probes: bool = False
     solver: str = "adams"
-    tolerance: float = 0.005
+    tolerance: float | None = None
     start: float | None = None
     seed: int = 0
     batch_size: int = 64
@@ -73,7 +76,7 @@ class Settings:
                 f"{', '.join(DEQUANTIZATIONS)}"
             )
         choose("probe", self.probe, divergence.PROBES)
-        choose("solver", self.solver, {"adams": 0, "dopri5": 0})
+        choose("solver", self.solver, TOLERANCES)
         if self.closed_form and self.importance > 1:
             raise InputError(
                 "the closed-form entropy is for one draw: inside the logarithm of "
@@ -83,6 +86,11 @@ class Settings:
             if getattr(self, name) < least:
                 raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
+    @property
+    def allowed(self) -> float:
+        """The tolerance, or the solver's usual one."""
+        return TOLERANCES[self.solver] if self.tolerance is None else self.tolerance
+
 
 def uniform_start(levels: int) -> float:
     """Where the model's noise has the variance of a bin, (2/L)²/12."""
@@ -91,18 +99,24 @@ def uniform_start(levels: int) -> float:
 
 def dequantization_for(model: DiffusionODE, settings: Settings) -> Dequantization:
     """The chosen way from data to states, with its default start."""
-    start = model.gamma_min if settings.start is None else settings.start
-    if settings.dequantization == "none":
-        return Continuous(start)
-    if model.levels is None:
+    name = settings.dequantization
+    if name != "none" and model.levels is None:
         raise InputError(
-            "the model was trained on continuous data: choose dequantization none, "
-            f"not {settings.dequantization}"
+            f"the model was trained on continuous data: choose dequantization none, not {name}"
         )
-    if settings.dequantization == "uniform":
-        tuned = uniform_start(model.levels) if settings.start is None else start
-        return Uniform(tuned, model.levels)
-    kind = {"tn": TruncatedNormal, "variational": Variational}[settings.dequantization]
+    start = model.gamma_min if settings.start is None else settings.start
+    if name == "uniform" and model.levels is not None and settings.start is None:
+        start = max(start, uniform_start(model.levels))
+    if not model.gamma_min <= start < model.gamma_max:
+        raise InputError(
+            f"the start must lie on the model's clock, {model.gamma_min:.4g} to "
+            f"{model.gamma_max:.4g}, got {start:.4g}"
+        )
+    if name == "none" or model.levels is None:
+        return Continuous(start)
+    if name == "uniform":
+        return Uniform(start, model.levels)
+    kind = {"tn": TruncatedNormal, "variational": Variational}[name]
     return kind(model.schedule, start, model.levels)
 
 
@@ -151,15 +165,16 @@ class Task:
         found = log_prob(self.model, x, start=self.bridge.gamma, solver=solver, probes=probes)
         if not isinstance(solver, Adams) or len(solver.grid) > 2048:
             return found
-        rough = found.roughness > 3 * most_roughness
+        rough = found.roughness > 1.5 * most_roughness
         if not bool(rough.any()):
             return found
         some = None if probes is None else probes[:, rough]
         try:
             again = self.solve(x[rough], some, solver.refined(), most_roughness)
         except NumericalError as error:
-            sample = int(rough.nonzero()[error.sample, 0])
-            raise NumericalError(str(error), sample=sample) from error
+            which = None if error.sample is None else int(rough.nonzero()[error.sample, 0])
+            raise NumericalError(str(error), sample=which) from error
         per_probe, z, roughness = found.per_probe.clone(), found.z.clone(), found.roughness.clone()
         per_probe[:, rough], z[rough], roughness[rough] = again.per_probe, again.z, again.roughness
-        return LogProb(per_probe.mean(0), per_probe, z, found.nfe + again.nfe, roughness)
+        nfe = found.nfe + again.nfe * float(rough.double().mean())
+        return LogProb(per_probe.mean(0), per_probe, z, nfe, roughness)

@@ -149,6 +149,15 @@ def test_excess_first_order_loss_is_the_weighted_score_error(
     assert (hi - lo) * score_error.mean() > 0.05  # the claim is not about nothing
 
 
+def test_a_singular_covariance_and_float32_states_are_fine(mixture: exact.Mixture) -> None:
+    flat = exact.mixture([1.0], [[0.0, 0.0]], [[[0.25, 0.25], [0.25, 0.25]]])
+    assert torch.isfinite(flat.sample(3, torch.Generator().manual_seed(0))).all()
+    gamma = torch.tensor(0.0)
+    jacobian = mixture.jacobian(X.float(), gamma, VariancePreserving())
+    double = mixture.jacobian(X, gamma.double(), VariancePreserving())
+    torch.testing.assert_close(jacobian.double(), double, rtol=1e-3, atol=1e-4)
+
+
 def test_posterior_error_of_a_gaussian_is_its_textbook_value() -> None:
     """Posterior variance of eps given x is alpha² s²/(alpha² s² + sigma²) per dimension."""
     schedule, oracle = VariancePreserving(), exact.gaussian([0.3, 0.1], 0.5)
@@ -173,6 +182,12 @@ class TestBadInput:
             exact.mixture([1.0, 0.0], [[0.0], [1.0]], [1.0, 1.0])
         with pytest.raises(InputError, match="positive semi-definite"):
             exact.mixture([1.0], [[0.0]], [-1.0])
+
+    def test_probabilities_that_are_none(self) -> None:
+        with pytest.raises(InputError, match="summing to 1, got shape .* with sum 2"):
+            exact.Lattice(torch.tensor([[0], [1]]), torch.ones(2), 4)
+        with pytest.raises(InputError, match="covariances for means of 2 dimensions"):
+            exact.mixture([1.0], [[0.0, 0.0]], [[1.0, 1.0, 1.0]])
 
     def test_points_outside_the_lattice(self) -> None:
         with pytest.raises(InputError, match="levels 4 and torch.int64 points up to 4"):

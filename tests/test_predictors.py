@@ -156,6 +156,10 @@ def test_a_table_of_alphas_is_a_clock_that_meets_its_integers() -> None:
     half = clock.gamma(index[:-1] + 0.5)
     torch.testing.assert_close(half, (gamma[1:] + gamma[:-1]) / 2)
     torch.testing.assert_close(clock.dtime(half), 1 / gamma.diff())
+    ode = wrap(torch.nn.Identity(), "noise", "vp", clock)
+    assert ode.gamma_min == pytest.approx(gamma[0].item())  # more noise than three sigma asks for
+    with pytest.raises(InputError, match="clock knows gamma from -9.2"):
+        wrap(torch.nn.Identity(), "noise", "vp", clock, gamma_max=11.0)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,8 @@ def _do(args: argparse.Namespace, name: str, argv: list[str]) -> None:
     module.add_arguments(parser)
     if not args.quiet:
         print(f"\n$ idode {name} {' '.join(argv)}", flush=True)
-    module.run(parser.parse_args(argv))
+    if module.run(parser.parse_args(argv)):
+        raise KeyboardInterrupt  # a command only ends early when it was interrupted
 
 
 def _story(out: Path, seconds: float) -> None:

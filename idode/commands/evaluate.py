@@ -63,13 +63,13 @@ def run(args: argparse.Namespace) -> int:
     model = opened.model(args.device)
     settings = _settings(args, continuous=model.levels is None)
     bound, results = _measure(args, model, split, settings)
-    _print(args, identity, len(split), bound, results)
+    _print(args, identity, len(results[0].per_image), bound, results)
     if args.json is not None:
         value: dict[str, Any] = {
             "run": str(args.run),
             "data": identity.to_json(),
             "split": args.split,
-            "images": len(split),
+            "images": len(results[0].per_image),
             "results": [dict(summary(result)) for result in results],
         }
         if bound is not None:
@@ -112,7 +112,6 @@ def _data(args: argparse.Namespace, opened: Run) -> tuple[Split, Identity]:
 def _settings(args: argparse.Namespace, continuous: bool) -> Settings:
     from idode.likelihood import Settings
 
-    usual = {"adams": 0.005, "dopri5": 1e-5}[args.solver]
     return Settings(
         dequantization=args.dequantization or ("none" if continuous else "tn"),
         importance=args.importance,
@@ -121,7 +120,7 @@ def _settings(args: argparse.Namespace, continuous: bool) -> Settings:
         probes=args.probes,
         fresh_probes=args.fresh_probes,
         solver=args.solver,
-        tolerance=usual if args.tolerance is None else args.tolerance,
+        tolerance=args.tolerance,
         start=args.start,
         seed=args.seed,
         batch_size=args.batch_size,

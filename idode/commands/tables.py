@@ -48,7 +48,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a result whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_text(json.dumps(value, indent=1) + "\n")
+        temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
         os.replace(temporary, path)
     except OSError as error:
         raise InputError(f"cannot write {path} ({error.strerror}): choose another place") from None
