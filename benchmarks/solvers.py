@@ -108,16 +108,20 @@ def picture(result: dict, path: Path) -> None:
         for axis, cost in ((axes[0], "nfe"), (axes[1], "seconds")):
             x = [r[cost] / (base if cost == "seconds" else 1) for r in rows]
             axis.plot(x, [r["rms_error"] for r in rows], marker + "-", label=label[family])
-            for r, at in zip(rows, x, strict=True):
+            distinct = {r["nfe"]: (r, at) for r, at in zip(rows, x, strict=True)}
+            for r, at in distinct.values():
                 axis.annotate(
                     r["solver"].split()[1], (at, r["rms_error"]), fontsize=7,
                     xytext=(4, 4), textcoords="offset points",
                 )  # fmt: skip
-    for axis, text in (
-        (axes[0], "evaluations of the field (NFE)"),
-        (axes[1], "seconds, as a share of Dormand-Prince at 1e-5"),
+    for axis, text, ticks in (
+        (axes[0], "evaluations of the field (NFE)", (50, 100, 200, 400, 800)),
+        (axes[1], "seconds, as a share of Dormand-Prince at 1e-5", (0.1, 0.2, 0.5, 1, 2)),
     ):
         axis.set(xscale="log", yscale="log", xlabel=text, ylabel="rms error (bits/dim)")
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.minorticks_off()
+        axis.margins(x=0.15)
         axis.axhline(0.01, color="grey", lw=0.8, ls=":")
         axis.grid(alpha=0.3)
     axes[0].legend()
