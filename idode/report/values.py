@@ -105,7 +105,7 @@ class Engine:
                     solver_error=error,
                     nfe=nfe,
                     draws=draws,
-                    settings=replace(settings, importance=k, repeats=draws // k),
+                    settings=replace(settings, importance=k),
                 )
             )
         return tuple(found)
