@@ -109,10 +109,12 @@ class TimedVelocity(Predictor):
 
 @dataclass(frozen=True)
 class Preconditioned(Predictor):
-    r"""EDM's network :math:`F`: :math:`\hat\epsilon = c_{skip}x + c_{out}F(c_{in}x)`.
+    r"""Preconditioning in the paper's form: :math:`\hat\epsilon = c_{skip}x + c_{out}F(c_{in}x)`.
 
-    Input and target have unit variance when data has standard deviation ``sigma_data``
-    (math.md: preconditioning). With 1 and VP it is the normalised velocity.
+    EDM's own network predicts data, :math:`D = (x - \sigma\hat\epsilon)/\alpha`, so its raw
+    output has the opposite sign; wrap its :math:`D` as ``data``. Input and target have unit
+    variance when data has standard deviation ``sigma_data`` (math.md: preconditioning). With 1
+    and VP it is the normalised velocity.
     """
 
     sigma_data: float = 0.5
