@@ -152,11 +152,11 @@ def _result(terms: Tensor, draws: int, began: float) -> SDEBound:
     per_image = recon.mean(0) + prior + diffusion.mean(0)
     n = per_image.numel()
     halves = [recon[i] + diffusion[i::2].mean(0) for i in (0, 1)]
-    half = (halves[0] - halves[1]) / 2
+    drawn = math.sqrt(float(((halves[0] - halves[1]) / 2).square().mean()) / n)
     return SDEBound(
         mean=float(per_image.mean()),
-        standard_error=math.sqrt(float(per_image.var()) / n) if n > 1 else math.nan,
-        monte_carlo_error=math.sqrt(float(half.square().mean()) / n),
+        standard_error=math.sqrt(float(per_image.var()) / n) if n > 1 else drawn,
+        monte_carlo_error=drawn,
         reconstruction=float(recon.mean()),
         prior=float(prior.mean()),
         diffusion=float(diffusion.mean()),

@@ -109,8 +109,8 @@ class Run:
         file = self.path / MODEL
         if not file.exists():
             raise InputError(
-                f"{self.path} has no {MODEL} yet: train it to its first checkpoint "
-                f"(idode train --resume --out {self.path})"
+                f"{self.path} has no {MODEL} yet: go on with the command that began it, and "
+                "--resume, to its first checkpoint"
             )
         try:
             return load_file(file)
@@ -185,6 +185,7 @@ def save_model(path: Path, weights: Mapping[str, Tensor]) -> None:
         save_file(
             {name: value.detach().cpu().contiguous() for name, value in weights.items()}, temporary
         )
+        temporary.chmod(0o644)  # as its neighbours, so that a run can be shared
         _replace(temporary, path / MODEL)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)

@@ -149,7 +149,10 @@ def test_the_commands_print_and_write_the_same_result(spec, tmp_path, capsys):
     assert str(dataset.identity) in shown
     np.testing.assert_allclose(written["train"]["mean"], dataset.train.mean((0, 2, 3)))
     np.testing.assert_allclose(written["test"]["std"], dataset.test.std((0, 2, 3)))
-    assert command("verify", spec, *root) == 0
+    with pytest.raises(InputError, match=r"out\.json exists"):
+        command("verify", spec, *root)
+    assert json.loads((tmp_path / "out.json").read_text()) == written
+    assert command("verify", spec, *root, "--force") == 0
     assert json.loads((tmp_path / "out.json").read_text())["sha256"] == dataset.identity.sha256
     capsys.readouterr()
     assert command("verify", "digits", "--quiet") == 0

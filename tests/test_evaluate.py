@@ -40,6 +40,15 @@ def test_a_table_and_its_json_say_the_same(run: Path, tmp_path: Path, capsys) ->
     assert np.mean(result["per_image"]) == pytest.approx(result["bits_per_dim"])
 
 
+def test_one_image_has_an_error_bar_too(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    arguments = ["--limit", "1", "--tolerance", "0.1", "--quiet", "--json", str(out)]
+    assert main(["evaluate", str(run), *arguments]) == 0
+    value = json.loads(out.read_text())
+    assert value["sde_bound"]["standard_error"] > 0
+    assert value["results"][0]["standard_error"] > 0
+
+
 def test_the_table_of_bounds_has_nine_cells(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.json"
     arguments = ["--bounds", "--limit", "2", "--quiet", "--tolerance", "0.05"]
@@ -60,6 +69,7 @@ def test_the_table_of_bounds_has_nine_cells(run: Path, tmp_path: Path) -> None:
         (["RUN", "--importance", "0"], "importance must be at least 1, got 0"),
         (["RUN", "--data", "digits"], "the model is for data of shape (1, 4, 4) with 4 levels"),
         (["RUN", "--json", "no/such/folder/r.json"], "make it first"),
+        (["RUN", "--json", ".", "--force"], "is a folder"),
         (["pretrained:tigers"], "no pretrained model called 'tigers'"),
     ],
 )

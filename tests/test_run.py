@@ -97,7 +97,7 @@ def test_another_format_and_other_fields_are_refused(run: Run) -> None:
 
 def test_a_run_before_its_first_checkpoint_says_what_to_do(run: Run) -> None:
     (run.path / "model.safetensors").unlink()
-    with pytest.raises(InputError, match="train --resume"):
+    with pytest.raises(InputError, match="--resume, to its first checkpoint"):
         open_run(run.path).model()
 
 

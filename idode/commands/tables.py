@@ -38,6 +38,8 @@ def check_output(path: Path | None, force: bool) -> None:
     """Refuse to write over a file before any work is done."""
     if path is None:
         return
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: give the name of a file")
     if path.exists() and not force:
         raise InputError(f"{path} exists: give another name, or --force to replace it")
     if not path.parent.is_dir():
@@ -51,4 +53,5 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
         os.replace(temporary, path)
     except OSError as error:
+        temporary.unlink(missing_ok=True)
         raise InputError(f"cannot write {path} ({error.strerror}): choose another place") from None

@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--root", type=Path, help="folder of prepared data [$IDODE_DATA]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--force", action="store_true", help="replace FILE")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
@@ -137,6 +138,8 @@ ON_SPEC: dict[str, Callable[[str, Path, bool], tuple[dict[str, Any], str]]] = {
 
 def run(args: argparse.Namespace) -> int:
     """Carry out ``idode data``; returns the exit code."""
+    if args.json is not None and args.json.exists() and not args.force:
+        raise InputError(f"{args.json} exists: give another name, or --force to replace it")
     root = args.root or default_root()
     if args.action == "list":
         result, text = list_all(root)
