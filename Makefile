@@ -36,6 +36,7 @@ bench: setup
 	$(BIN)/python benchmarks/networks.py --json docs/results/networks.json
 	$(BIN)/python benchmarks/solvers.py --out docs/results
 	$(BIN)/python benchmarks/variance.py --out docs/results
+	$(BIN)/python benchmarks/memory.py
 
 clean:
 	rm -rf $(VENV) demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

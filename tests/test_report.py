@@ -19,11 +19,12 @@ from PIL import Image
 
 from idode import Settings, exact, likelihood
 from idode.cli import main
+from idode.evaluation import IMPORTANCES
 from idode.report import Effort, Measurements, measure, plain, sections
 from idode.report.curves import training_curve
 from idode.report.levels import noise_levels
 from idode.report.measurements import STAGES, densities
-from idode.report.values import IMPORTANCE, Engine, bounds, engine, uniform_starts
+from idode.report.values import Engine, bounds, engine, uniform_starts
 from idode.run import Run, open_run
 from idode.schedules import VariancePreserving, start_gamma
 from idode.time_sampling import Designed, UniformGamma
@@ -123,7 +124,7 @@ class TestValues:
         table = bounds(solve, lattice.pixels)
         for name, row in (("uniform", table[:3]), ("tn", table[6:])):
             settings = Settings(dequantization=name, tolerance=0.005)
-            alone = likelihood.bounds(solve.model, lattice.pixels, IMPORTANCE, settings)
+            alone = likelihood.bounds(solve.model, lattice.pixels, IMPORTANCES, settings)
             for ours, theirs in zip(row, alone, strict=True):
                 # The same draws and probes on two grids, each good to 0.005 bits/dim rms.
                 assert ours.settings == theirs.settings
@@ -131,8 +132,8 @@ class TestValues:
 
     def test_more_draws_tighten_the_bound_of_every_image(self, lattice, solve) -> None:
         table = bounds(solve, lattice.pixels)
-        assert len(table) == 3 * len(IMPORTANCE)
-        for i in range(0, len(table), len(IMPORTANCE)):
+        assert len(table) == 3 * len(IMPORTANCES)
+        for i in range(0, len(table), len(IMPORTANCES)):
             one, five, twenty = (value.per_image for value in table[i : i + 3])
             assert bool((one >= five).all())
             assert bool((five >= twenty).all())

@@ -6,12 +6,13 @@ import math
 
 from idode import __version__
 from idode.config import Config
+from idode.evaluation import IMPORTANCES
 from idode.pictures import grid
 from idode.pictures import png as picture_png
 from idode.report import figures
 from idode.report.measurements import Measurements
 from idode.report.page import Section, Table
-from idode.report.values import IMPORTANCE, Value
+from idode.report.values import Value
 
 __all__ = ["facts", "lead", "note", "sections"]
 
@@ -150,7 +151,7 @@ def _starts(m: Measurements) -> list[Section]:
 def _bounds(m: Measurements) -> Section:
     first = m.likelihoods.bounds[0]
     n = len(first.per_image)
-    columns = IMPORTANCE if m.identity.levels is not None else (1,)
+    columns = IMPORTANCES if m.identity.levels is not None else (1,)
     rows = []
     for lo in range(0, len(m.likelihoods.bounds), len(columns)):
         group = m.likelihoods.bounds[lo : lo + len(columns)]

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from idode.errors import InputError
+from idode.evaluation import IMPORTANCES
 from idode.model import DiffusionODE
 from idode.numerics import log_mean_exp, nats_to_bits
 from idode.ode import GRADED, Adams
 from idode.pilot import Pilot, tune
 from idode.weights import Settings, Task, dequantization_for, uniform_start
 
-__all__ = ["IMPORTANCE", "Engine", "Value", "bounds", "engine", "uniform_starts"]
+__all__ = ["Engine", "Value", "bounds", "engine", "uniform_starts"]
 
-IMPORTANCE = (1, 5, 20)
 START_SPAN = 1.1  # of gamma, to both sides of the start where the noise is as wide as a bin
 
 
@@ -130,7 +130,7 @@ def bounds(solve: Engine, pixels: Tensor) -> tuple[Value, ...]:
         return solve.values(pixels, solve.settings, (1,))
     names = ("uniform", "variational", "tn")
     chosen = (replace(solve.settings, dequantization=name) for name in names)
-    return tuple(value for s in chosen for value in solve.values(pixels, s, IMPORTANCE))
+    return tuple(value for s in chosen for value in solve.values(pixels, s, IMPORTANCES))
 
 
 def uniform_starts(solve: Engine, pixels: Tensor, count: int) -> tuple[Value, ...]:
