@@ -28,7 +28,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("pilot",),
     ("likelihood", "sampling", "fid"),
     ("config", "starts"),
-    ("presets", "run"),
+    ("presets", "run", "systems"),
     ("training", "evaluation"),
     ("report",),
     ("commands",),

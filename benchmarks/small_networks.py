@@ -1,0 +1,127 @@
+"""Which small network gives the best bits/dim for a given compute on small images.
+
+    python benchmarks/small_networks.py digits --seconds 90 --json FILE
+
+Every candidate trains for the same processor seconds on one thread (its number of steps follows
+from its measured speed), with the learning rate falling to zero at the end, and is judged by the
+SDE bound on held-out images. Candidates differ in width, depth and where the resolution falls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from idode.config import Config, fit, override
+from idode.data import Dataset, load
+from idode.presets import PRESETS
+from idode.run import Run
+from idode.training import Trainer, joined
+from idode.training.distributed import World
+
+PRESET = {"digits": "digits", "fashion-mnist": "fashion-mnist-small", "cifar10": "cifar10-small"}
+WARM, TIMED = 3, 12  # steps before and while the speed is measured
+
+# width, depth, patch, halvings, learning rate; groups are always eight.
+Candidate = tuple[int, int, int, int, float]
+CANDIDATES: dict[str, list[Candidate]] = {
+    "digits": [
+        (32, 2, 1, 0, 4e-3),
+        (32, 4, 1, 1, 4e-3),
+        (48, 2, 1, 0, 4e-3),
+        (24, 3, 1, 0, 4e-3),
+        (64, 2, 2, 0, 4e-3),
+    ],
+    "fashion-mnist": [
+        (64, 4, 2, 1, 2e-3),
+        (32, 2, 1, 0, 2e-3),
+        (32, 4, 1, 2, 2e-3),
+        (64, 2, 2, 0, 2e-3),
+        (32, 3, 1, 1, 4e-3),
+    ],
+    "cifar10": [
+        (64, 4, 2, 1, 2e-3),
+        (32, 2, 1, 0, 2e-3),
+        (32, 4, 1, 2, 2e-3),
+        (64, 2, 2, 0, 2e-3),
+        (32, 3, 1, 1, 4e-3),
+    ],
+}
+
+
+def configured(data: str, candidate: Candidate, dataset: Dataset, extra: list[str]) -> Config:
+    """The preset of the data with the candidate's network."""
+    width, depth, patch, halvings, lr = candidate
+    base = PRESETS[PRESET[data]]
+    net = [f"net.width={width}", f"net.depth={depth}", f"net.patch={patch}"]
+    books = ["train.evaluate_every=1000000", "train.checkpoint_every=1000000"]
+    settings = [*net, f"net.halvings={halvings}", f"train.lr={lr}", *books, *extra]
+    return fit(override(base, settings), dataset.levels, dataset.shape)
+
+
+def trained(config: Config, dataset: Dataset, world: World) -> tuple[float, Trainer, float]:
+    """Train to the end; processor seconds, the trainer, the held-out SDE bound."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(Path(folder), config, None)
+        run.write_config()
+        trainer = Trainer(run, dataset, world)
+        began = time.process_time()
+        result = trainer.train()
+        return time.process_time() - began, trainer, result.held_out or float("nan")
+
+
+def step_seconds(config: Config, dataset: Dataset, world: World) -> float:
+    """Processor seconds of one training step: the slope between two short trainings."""
+
+    def short(steps: int) -> float:
+        train = replace(config.train, steps=steps, evaluate_count=1)
+        return trained(replace(config, train=train), dataset, world)[0]
+
+    short(WARM)
+    return (short(WARM + TIMED) - short(WARM)) / TIMED
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", choices=sorted(CANDIDATES))
+    parser.add_argument("--seconds", type=float, default=90, help="processor seconds for each")
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of candidates, from 0")
+    parser.add_argument("--set", action="append", default=[], help="as of `idode train`")
+    parser.add_argument("--json", type=Path, help="append one line for each candidate")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    dataset = load(args.data)
+    print("width depth patch halvings    lr  parameters  s/step  steps  bits/dim")
+    with joined("cpu") as world:
+        for number, candidate in enumerate(CANDIDATES[args.data]):
+            if args.only is not None and number not in args.only:
+                continue
+            config = configured(args.data, candidate, dataset, args.set)
+            pace = step_seconds(config, dataset, world)
+            steps = max(1, round(args.seconds / pace))
+            config = replace(config, train=replace(config.train, steps=steps))
+            spent, trainer, bits = trained(config, dataset, world)
+            size = sum(p.numel() for p in trainer.state.net.parameters())
+            width, depth, patch, halvings, lr = candidate
+            print(
+                f"{width:5} {depth:5} {patch:5} {halvings:8} {lr:5g} {size:11,} {pace:7.4f} "
+                f"{steps:6} {bits:9.4f}",
+                flush=True,
+            )
+            if args.json is not None:
+                names = ("width", "depth", "patch", "halvings", "lr")
+                line = dict(zip(names, candidate, strict=True)) | {"data": args.data}
+                line |= {"parameters": size, "step_seconds": pace, "steps": steps}
+                line |= {"seconds": spent, "bits": bits, "set": args.set}
+                with args.json.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()
