@@ -14,8 +14,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from idode.errors import InputError, choose
-from idode.fields import hints_of, parse, table
+from idode.fields import hints_of, later, parse, table
 from idode.nets import MLPConfig, UNetConfig
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "to_json",
 ]
 
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NETS: dict[str, type[UNetConfig] | type[MLPConfig]] = {"unet": UNetConfig, "mlp": MLPConfig}
 
 
@@ -128,6 +131,9 @@ class TrainConfig:
         evaluate_count: Held-out samples they are taken on.
         checkpoint_every: Steps between checkpoints.
         keep: Checkpoints kept, beside the best one.
+        sample_every: Steps between grids of samples; 0 draws none.
+        precision: ``float32``; or ``bfloat16`` inside the network, the loss staying float32.
+        compile: Pass the network through torch.compile; not for the second order.
     """
 
     steps: int = 6_000_000
@@ -149,12 +155,16 @@ class TrainConfig:
     evaluate_count: int = 1024
     checkpoint_every: int = 10_000
     keep: int = 3
+    sample_every: int = later(0)
+    precision: str = later("float32")
+    compile: bool = later(False)
 
     def __post_init__(self) -> None:
         ones = ("steps", "batch_size", "accumulate", "log_every", "evaluate_every")
         at_least(self, **dict.fromkeys((*ones, "evaluate_count", "checkpoint_every", "keep"), 1))
         at_least(self, **dict.fromkeys(("lr", "warmup", "eps", "weight_decay", "clip", "seed"), 0))
-        at_least(self, density_lr=0)
+        at_least(self, density_lr=0, sample_every=0)
+        choose("precision", self.precision, PRECISIONS)
         if len(self.betas) != 2 or not all(0 <= b < 1 for b in (*self.betas, self.ema)):
             raise InputError(
                 f"betas={self.betas}, ema={self.ema}: two betas and one rate, from 0 to below 1"

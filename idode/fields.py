@@ -10,10 +10,16 @@ from typing import Any
 
 from idode.errors import InputError
 
-__all__ = ["hints_of", "parse", "table"]
+__all__ = ["hints_of", "later", "parse", "table"]
 
 TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 NOTHING = {"none", "null"}
+LATER = "later"
+
+
+def later(default: Any) -> Any:  # noqa: ANN401  the type stands beside the field's name
+    """A field that files of earlier versions lack: its default must be what they meant."""
+    return dataclasses.field(default=default, metadata={LATER: True})
 
 
 def hints_of(cls: type) -> dict[str, Any]:
@@ -47,6 +53,8 @@ def parse(text: str, hint: Any, name: str) -> Any:  # noqa: ANN401  whatever the
 def table(cls: type, values: Mapping[str, Any], prefix: str) -> Any:  # noqa: ANN401
     """An instance of a dataclass from a JSON table, every value checked."""
     hints = hints_of(cls)
+    added = {f.name: f.default for f in dataclasses.fields(cls) if LATER in f.metadata}
+    values = {**added, **values}
     if unknown := values.keys() - hints.keys():
         raise InputError(
             f"the configuration has {', '.join(prefix + n for n in sorted(unknown))}, which this "

@@ -132,6 +132,8 @@ def test_the_digits_network_has_216_thousand_parameters() -> None:
         ("train.lr=-1", "must be 0 or more"),
         ("train.steps=0", "must be 1 or more"),
         ("train.ema=1", "from 0 to below 1"),
+        ("train.sample_every=-1", "sample_every=-1: must be 0 or more"),
+        ("train.precision=half", "no precision called 'half': choose one of float32, bfloat16"),
         ("train.accumulate=7", "must be a multiple of accumulate=7"),
         ("objective.order=3", "must be 1 or 2"),
         ("objective.unbiased=true", "probes=2 or more"),
@@ -153,6 +155,14 @@ def test_settings_that_only_fit_together_are_taken_together() -> None:
 def test_augmentation_without_its_flag_is_refused() -> None:
     with pytest.raises(InputError, match=r"net.flag=true"):
         override(PRESETS["digits"], ["objective.augment=true", "net.flag=false"])
+
+
+def test_a_file_of_an_earlier_version_means_what_it_meant_then() -> None:
+    fields = to_json(PRESETS["digits"])
+    for name in ("sample_every", "precision", "compile"):
+        del fields["train"][name]
+    train = from_json(fields).train
+    assert (train.sample_every, train.precision, train.compile) == (0, "float32", False)
 
 
 @pytest.mark.parametrize(
