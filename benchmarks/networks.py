@@ -13,15 +13,19 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.functional import conv2d
+from torch.nn.grad import conv2d_input, conv2d_weight
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
 from idode.nets import UNet, UNetConfig
+from idode.nets.convolution import weight_gradient
 
 HEADLINE = UNetConfig(width=64, depth=4, attention="middle")
 SIDE, BATCH, MATMUL = 32, 16, 2048
@@ -151,6 +155,36 @@ def headline(repeats: int) -> list[dict]:
     return rows
 
 
+def gradients(repeats: int) -> list[dict]:
+    """Our weight gradient of one convolution against the library's, in forward passes of it."""
+    rows = []
+    for inputs, outputs, side in ((64, 64, 32), (128, 64, 32), (128, 128, 32), (256, 128, 32)):
+        drawn = torch.Generator().manual_seed(0)
+        x, grad = (
+            torch.randn(BATCH, channels, side, side, generator=drawn).to(
+                memory_format=torch.channels_last
+            )
+            for channels in (inputs, outputs)
+        )
+        weight = torch.randn(outputs, inputs, 3, 3, generator=drawn)
+        weight = weight.to(memory_format=torch.channels_last)
+        functions = {
+            "forward": partial(conv2d, x, weight, padding=1),
+            "ours": partial(weight_gradient, x, grad),
+            "library": partial(conv2d_weight, x, weight.shape, grad, padding=1),
+            "input": partial(conv2d_input, x.shape, weight, grad, padding=1),
+        }
+        seconds = race(functions, 3 * repeats)
+        truth = conv2d_weight(x.double(), weight.shape, grad.double(), padding=1)
+        row: dict = {"inputs": inputs, "outputs": outputs, "side": side}
+        for name in ("ours", "library", "input"):
+            row[f"{name}_forwards"] = seconds[name] / seconds["forward"]
+        for name in ("ours", "library"):
+            row[f"{name}_error"] = float((functions[name]() - truth).norm() / truth.norm())
+        rows.append(row)
+    return rows
+
+
 def layouts(repeats: int) -> list[dict]:
     """Contiguous kernels against channels-last ones, as a ratio of times."""
     fast, plain = tasks(HEADLINE, SIDE), tasks(HEADLINE, SIDE, torch.contiguous_format)
@@ -200,7 +234,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     figures = {"machine": {"torch": torch.__version__, "threads": args.threads}}
-    for section in (headline, layouts, checkpointing, small):
+    for section in (headline, gradients, layouts, checkpointing, small):
         if section.__name__ not in (args.only or section.__name__):
             continue
         figures[section.__name__] = section(args.repeats)

@@ -88,6 +88,7 @@ def step_seconds(config: Config, dataset: Dataset, world: World) -> float:
 
 
 def main() -> None:
+    """Train all candidates, print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", choices=sorted(CANDIDATES))
     parser.add_argument("--seconds", type=float, default=90, help="processor seconds for each")

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from idode.nets.convolution import convolve, pays
+
 __all__ = [
     "Attention",
     "Conv",
@@ -55,6 +57,12 @@ class Conv(nn.Conv2d):
 
     def reset_parameters(self) -> None:
         """Draw nothing: :func:`initialise` does, from the caller's generator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``(B, inputs, H, W)`` to ``(B, outputs, H, W)``."""
+        if self.bias is not None and pays(x, self.weight):
+            return convolve(x, self.weight, self.bias)
+        return super().forward(x)
 
 
 def initialise(network: nn.Module, generator: torch.Generator | None) -> None:
