@@ -1,4 +1,4 @@
-"""Feature networks for Fréchet distances: Inception, and a small one for the digits."""
+"""Features for Fréchet distances: Inception, a small network for the digits, plain pixels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from idode.data.loading import DIGITS_TRAIN
 from idode.errors import InputError
 
-__all__ = ["Features", "digits_features", "inception_features"]
+__all__ = ["Features", "digits_features", "inception_features", "pixel_features"]
 
 Features = Callable[[Tensor], Tensor]
 """Maps integer images ``(B, C, H, W)`` to features ``(B, D)``."""
@@ -73,6 +73,23 @@ def _layers(pixels: Tensor, weights: list[Tensor]) -> Tensor:
     for i in range(0, len(weights), 2):
         h = (torch.relu(h) if i else h) @ weights[i] + weights[i + 1]
     return h
+
+
+def pixel_features(levels: int, side: int = 8) -> Features:
+    """The values themselves in [-1, 1], images as means over at most ``side`` x ``side`` blocks.
+
+    For data that no classifier fits: sees brightness, contrast and coarse shape, and no more. The
+    blocks keep the covariance small enough for the few samples of a quick comparison.
+    """
+
+    def features(pixels: Tensor) -> Tensor:
+        values = pixels.double() / (levels - 1) * 2 - 1
+        if values.ndim == 4:
+            size = min(side, values.shape[2]), min(side, values.shape[3])
+            values = F.adaptive_avg_pool2d(values, size)
+        return values.flatten(1)
+
+    return features
 
 
 def inception_features(levels: int, device: torch.device | str = "cpu") -> Features:

@@ -15,16 +15,17 @@ Points = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class TrainingCurve:
-    """Pairs of step and bits/dim."""
+    """Pairs of step and bits/dim, or speed."""
 
     loss: Points  # mean over the interval of what is minimised
     held_out: Points  # SDE bound on the test split
+    speed: Points  # images a second, mean over the interval; evaluation takes no part
 
 
 def training_curve(metrics: Path) -> TrainingCurve:
     """The curves in a file of metrics; empty where there is none, as for an imported model."""
     if not metrics.exists():
-        return TrainingCurve((), ())
+        return TrainingCurve((), (), ())
     lines: list[dict[str, Any]] = []
     for text in metrics.read_text().splitlines():
         try:
@@ -33,7 +34,8 @@ def training_curve(metrics: Path) -> TrainingCurve:
             continue  # torn by the death of its writer
         if isinstance(line, dict) and isinstance(line.get("step"), int):
             lines.append(line)
-    return TrainingCurve(_points(lines, "loss"), _points(lines, "held_out"))
+    names = ("loss", "held_out", "images_per_second")
+    return TrainingCurve(*(_points(lines, name) for name in names))
 
 
 def _points(lines: list[dict[str, Any]], name: str) -> Points:

@@ -14,6 +14,7 @@ from idode.run import write_atomically
 __all__ = ["HTML", "MARKDOWN", "Section", "Table", "render_html", "render_markdown", "write"]
 
 HTML, MARKDOWN = "report.html", "report.md"
+ABOUT = "The run"  # heading of the facts
 STYLE = """
 :root { color-scheme: light; }
 body { margin: 0; background: #f7f8fa; color: #2d3748;
@@ -63,7 +64,12 @@ class Section:
 
 
 def render_html(
-    title: str, lead: str, facts: Mapping[str, str], sections: Sequence[Section], note: str
+    title: str,
+    lead: str,
+    facts: Mapping[str, str],
+    sections: Sequence[Section],
+    note: str,
+    about: str = ABOUT,
 ) -> str:
     """The page, with its pictures inside."""
     rows = "".join(f"<tr><td>{_e(k)}</td><td>{_e(v)}</td></tr>" for k, v in facts.items())
@@ -81,7 +87,7 @@ def render_html(
 <main>
 <h1>{_e(title)}</h1>
 <p class="lead">{_e(lead)}</p>
-<section id="run"><h2>The run</h2><table class="facts">{rows}</table></section>
+<section id="run"><h2>{_e(about)}</h2><table class="facts">{rows}</table></section>
 {body}
 <footer>{_e(note)}</footer>
 </main>
@@ -113,10 +119,15 @@ def _section(section: Section) -> str:
 
 
 def render_markdown(
-    title: str, lead: str, facts: Mapping[str, str], sections: Sequence[Section], note: str
+    title: str,
+    lead: str,
+    facts: Mapping[str, str],
+    sections: Sequence[Section],
+    note: str,
+    about: str = ABOUT,
 ) -> str:
     """The same text, with the pictures as files beside it."""
-    run = Table(("the run", ""), tuple(facts.items()))
+    run = Table((about.lower(), ""), tuple(facts.items()))
     parts = [f"# {title}", lead, _rows(run)]
     for section in sections:
         parts.append(f"## {section.title}")
@@ -145,6 +156,8 @@ def write(
     sections: Sequence[Section],
     note: str,
     force: bool = False,
+    about: str = ABOUT,
+    names: tuple[str, str] = (HTML, MARKDOWN),
 ) -> Path:
     """Write ``report.html``, ``report.md`` and the pictures to a folder; the path of the page.
 
@@ -152,19 +165,20 @@ def write(
     a page is complete.
     """
     refuse_existing(folder, force)
-    words = title, lead, facts, sections, note
+    words = title, lead, facts, sections, note, about
+    page, text = (folder / name for name in names)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for section in sections:
             if section.png is not None:
                 (folder / f"{section.key}.png").write_bytes(section.png)
-        write_atomically(folder / MARKDOWN, render_markdown(*words))
-        write_atomically(folder / HTML, render_html(*words))
+        write_atomically(text, render_markdown(*words))
+        write_atomically(page, render_html(*words))
     except OSError as error:
         raise InputError(
             f"cannot write to {folder} ({error.strerror}): give a folder you may write to"
         ) from None
-    return folder / HTML
+    return page
 
 
 def refuse_existing(folder: Path, force: bool) -> None:
