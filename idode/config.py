@@ -50,7 +50,7 @@ class ModelConfig:
 
     Args:
         schedule: A name in :data:`idode.schedules.SCHEDULES`.
-        predictor: A name in :data:`idode.predictors.PREDICTORS`.
+        predictor: A name in :data:`idode.predictors.PREDICTORS`, or ``velocity:CLOCK``.
         gamma_min: Least noise; ``None`` for the three-sigma rule of the levels.
         gamma_max: Most noise.
         clock: The two gammas that the network is told as 0 and 1; ``None`` for the two ends.
@@ -77,13 +77,16 @@ class ObjectiveConfig:
 
     Args:
         order: 1, or 2 for the fine-tuning objective.
-        density: ``designed``, ``uniform-gamma``, ``adaptive`` or ``uniform-time:CLOCK``.
+        density: ``designed``, ``uniform-gamma``, ``adaptive``, ``normal-gamma`` or
+            ``uniform-time:CLOCK``.
         weighting: A name in :data:`idode.training.objective.WEIGHTINGS`.
         low_discrepancy: Spread the times of a batch evenly.
         ratio: Weight of the second-order term.
         probes: Hutchinson probes for each sample of the second-order term.
         unbiased: Square by the product of two different probes.
         augment: Mirror and turn images, and tell the network by its flag.
+        data: ``centres`` of the bins, or ``uniform`` noise in them.
+        truncation: Exponent of Soft Truncation's prior over the smallest time of a batch.
     """
 
     order: int = 1
@@ -94,15 +97,19 @@ class ObjectiveConfig:
     probes: int = 1
     unbiased: bool = False
     augment: bool = False
+    data: str = later("centres")
+    truncation: float | None = later(None)
 
     def __post_init__(self) -> None:
-        at_least(self, ratio=0, probes=1)
+        at_least(self, ratio=0, probes=1, truncation=0)
         if self.order not in (1, 2):
             raise InputError(f"order={self.order}: must be 1 or 2")
         if self.order == 2 and self.weighting != "likelihood":
             raise InputError(
                 f"weighting={self.weighting}: the second order is defined for likelihood only"
             )
+        if self.truncation is not None and self.density == "adaptive":
+            raise InputError("truncation needs a fixed density: adaptive learns the whole clock")
         if self.unbiased and self.probes < 2:
             raise InputError(f"unbiased needs probes=2 or more, got probes={self.probes}")
 

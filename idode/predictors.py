@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from idode.clocks import Clock
-from idode.errors import InputError
+from idode.clocks import CLOCKS, Clock
+from idode.errors import InputError, choose
 from idode.numerics import like
 from idode.schedules import Schedule
 
@@ -32,7 +32,9 @@ __all__ = [
     "VELOCITY",
     "Preconditioned",
     "Predictor",
+    "TimedVelocity",
     "convert",
+    "named",
     "target",
 ]
 
@@ -54,8 +56,21 @@ class Predictor(abc.ABC):
         return 0.5 / b**2
 
 
+@dataclass(frozen=True)
 class Noise(Predictor):
-    r""":math:`\hat\epsilon` itself."""
+    r""":math:`\hat\epsilon` itself.
+
+    ``scaled`` divides the state by :math:`\sqrt{\alpha^2 + \sigma^2}` for the network, which
+    states of variance exploding models need and VP's are already.
+    """
+
+    scaled: bool = False
+
+    def c_in(self, schedule: Schedule, gamma: Tensor) -> Tensor:
+        """One, or what gives data of unit variance unit variance at every noise level."""
+        if not self.scaled:
+            return torch.ones_like(gamma)
+        return torch.rsqrt(schedule.alpha(gamma) ** 2 + schedule.sigma(gamma) ** 2)
 
     def line(self, schedule: Schedule, gamma: Tensor) -> tuple[Tensor, Tensor]:
         """Zero and one."""
@@ -155,10 +170,23 @@ PREDICTORS: dict[str, Predictor] = {
     "normalized-velocity": NORMALIZED_VELOCITY,
     "velocity": VELOCITY,
     "noise": NOISE,
+    "noise-of-scaled": Noise(scaled=True),
     "data": DATA,
     "score": SCORE,
     "preconditioned": Preconditioned(),
 }
+
+
+def named(name: str) -> Predictor:
+    """The predictor called ``name`` in a configuration.
+
+    >>> named("velocity:trigonometric") == TimedVelocity(CLOCKS["trigonometric"])
+    True
+    """
+    kind, colon, clock = name.partition(":")
+    if kind == "velocity" and colon:
+        return TimedVelocity(choose("clock", clock, CLOCKS))
+    return choose("predictor", name, {**PREDICTORS, "velocity:CLOCK": VELOCITY})
 
 
 def convert(

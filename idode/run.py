@@ -31,7 +31,7 @@ from idode.data import Identity
 from idode.errors import InputError, choose
 from idode.model import DiffusionODE
 from idode.nets import MLP, UNet, UNetConfig
-from idode.predictors import PREDICTORS
+from idode.predictors import named
 from idode.schedules import SCHEDULES, start_gamma
 
 __all__ = [
@@ -77,7 +77,7 @@ def diffusion_ode(net: nn.Module, config: Config) -> DiffusionODE:
         schedule=choose("schedule", model.schedule, SCHEDULES),
         gamma_min=gamma_min,
         gamma_max=model.gamma_max,
-        predictor=choose("predictor", model.predictor, PREDICTORS),
+        predictor=named(model.predictor),
         clock=None if model.clock is None else ScaledGamma(*model.clock),
         levels=model.levels,
     )

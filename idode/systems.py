@@ -2,42 +2,101 @@
 
 A system is a schedule, a predictor, a weighting, a time density and an objective; network, data
 and optimisation come from the preset it is applied to, so that systems compare on equal terms.
+The least noise is the preset's, since bounds on integers need noise that fits a bin; so is the
+most, but for systems whose paper ends its clock elsewhere (docs/math.md, last section).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from idode.config import Config, override
+from idode.config import Config, ObjectiveConfig, override
 from idode.errors import choose
 
-__all__ = ["SYSTEMS", "System", "apply"]
+__all__ = ["COMPARED", "SYSTEMS", "System", "apply"]
+
+SCORE_SDE_END = "model.gamma_max=10.05"  # t = 1 of linear beta, 0.1 to 20
+EDM_END = "model.gamma_max=8.764"  # sigma = 80
+VE_END = "model.gamma_max=9.21"  # sigma = 50 on pixels in [0, 1] is 100 on ours
 
 
 @dataclass(frozen=True)
 class System:
-    """What makes a system, in the words of ``--set``."""
+    """What makes a system, in the words of ``--set``; the rest of ``objective`` is default."""
 
     summary: str
     settings: tuple[str, ...]
 
 
-SYSTEMS: dict[str, System] = {
-    "vdm": System(
-        "VDM: noise prediction, uniform gamma",
-        ("model.predictor=noise", "objective.density=uniform-gamma"),
+def system(summary: str, schedule: str, predictor: str, density: str, *more: str) -> System:
+    """A line of :data:`COMPARED`; ``more`` is what is neither default nor of every system."""
+    parts = {
+        "model.schedule": schedule,
+        "model.predictor": predictor,
+        "objective.density": density,
+    }
+    return System(summary, (*(f"{name}={value}" for name, value in parts.items()), *more))
+
+
+SIMPLE, UNIFORM = "objective.weighting=simple", "objective.data=uniform"
+# The network adds its input, so it is asked for the velocity towards noise; the papers that have
+# data at time 1 have the same loss with the other sign.
+STRAIGHT, TURNING = "straight", "trigonometric"
+
+COMPARED: dict[str, System] = {
+    "vdm": system("VDM: noise, likelihood, uniform gamma", "vp", "noise", "uniform-gamma"),
+    "scoresde": system(
+        "ScoreSDE: noise, simple weighting, uniform time",
+        *("vp", "noise", "uniform-time:linear-beta", SIMPLE, SCORE_SDE_END),
     ),
-    "idode-vp": System(
+    "scoreflow": system(
+        "ScoreFlow: likelihood, its importance sampling, uniformly dequantized data",
+        *("vp", "noise", "uniform-gamma", UNIFORM, SCORE_SDE_END),
+    ),
+    "soft-truncation": system(
+        "Soft Truncation: ScoreFlow above a random smallest time",
+        *("vp", "noise", "uniform-gamma", UNIFORM, SCORE_SDE_END, "objective.truncation=1"),
+    ),
+    "flow-matching": system(
+        "Flow Matching: optimal-transport path, its velocity, uniform time",
+        *("sp", f"velocity:{STRAIGHT}", f"uniform-time:{STRAIGHT}", SIMPLE),
+    ),
+    "stochastic-interpolant": system(
+        "Stochastic Interpolants: trigonometric path, its velocity, uniform time",
+        *("vp", f"velocity:{TURNING}", f"uniform-time:{TURNING}", SIMPLE),
+    ),
+    "rectified-flow": system(
+        "Rectified Flow before reflow: straight path, its velocity, uniform time",
+        *("sp", f"velocity:{STRAIGHT}", f"uniform-time:{STRAIGHT}", SIMPLE),
+    ),
+    "edm": system(
+        "EDM: preconditioned denoiser, unit weight on its network, log-normal noise",
+        *("ve", "preconditioned", "normal-gamma", SIMPLE, EDM_END),
+    ),
+    "idode-vp": system(
         "i-DODE: normalised velocity, designed density, variance preserving",
-        ("model.schedule=vp",),
+        *("vp", "normalized-velocity", "designed"),
     ),
-    "idode-sp": System(
+    "idode-sp": system(
         "i-DODE: normalised velocity, designed density, straight path",
-        ("model.schedule=sp",),
+        *("sp", "normalized-velocity", "designed"),
     ),
+}
+
+TECHNIQUES = {
+    "noise": ("without the velocity", "noise", "designed"),
+    "uniform": ("without importance sampling", "normalized-velocity", "uniform-gamma"),
+    "adaptive": ("with learned importance sampling", "normalized-velocity", "adaptive"),
+}
+SYSTEMS: dict[str, System] = COMPARED | {
+    f"idode-{path}-{name}": system(f"i-DODE {path.upper()} {summary}", path, *parts)
+    for path in ("vp", "sp")
+    for name, (summary, *parts) in TECHNIQUES.items()
 }
 
 
 def apply(base: Config, name: str) -> Config:
     """The preset ``base`` with the parts of the system called ``name``."""
-    return override(base, choose("system", name, SYSTEMS).settings)
+    chosen = choose("system", name, SYSTEMS)
+    fresh = replace(base, objective=ObjectiveConfig(augment=base.objective.augment))
+    return override(fresh, chosen.settings)

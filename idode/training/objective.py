@@ -11,11 +11,12 @@ from torch import Tensor
 from idode.clocks import CLOCKS
 from idode.config import ObjectiveConfig
 from idode.data import augment
-from idode.dequantization import centres
+from idode.dequantization import Uniform, centres
 from idode.divergence import rademacher
 from idode.errors import InputError, choose
 from idode.model import DiffusionODE
 from idode.objectives import Losses, first_order, second_order
+from idode.other_densities import NormalGamma, SoftTruncation, above
 from idode.time_sampling import (
     Adaptive,
     Designed,
@@ -26,7 +27,7 @@ from idode.time_sampling import (
     quantiles,
 )
 
-__all__ = ["WEIGHTINGS", "Batch", "Objective", "build_density"]
+__all__ = ["DATA", "WEIGHTINGS", "Batch", "Objective", "build_density"]
 
 Weighting = Callable[[Times], Callable[[Tensor], Tensor] | None]
 
@@ -35,6 +36,13 @@ WEIGHTINGS: dict[str, Weighting] = {
     # The plain squared error of what the network predicts, averaged over the drawn times: the
     # density, which every estimate is divided by, cancels.
     "simple": lambda times: lambda gamma: times.density,
+}
+
+DATA: dict[str, Callable[[Tensor, int, torch.Generator], Tensor]] = {
+    "centres": lambda pixels, levels, generator: centres(pixels, levels),
+    "uniform": lambda pixels, levels, generator: (
+        Uniform(0.0, levels).draw(pixels, torch.rand(pixels.shape, generator=generator)).x
+    ),
 }
 
 
@@ -49,6 +57,7 @@ def build_density(
     densities: dict[str, Callable[[], TimeDensity]] = {
         "designed": lambda: Designed(model.schedule, *ends),
         "uniform-gamma": lambda: UniformGamma(*ends),
+        "normal-gamma": lambda: NormalGamma(*ends),
         "adaptive": lambda: Adaptive(*ends, generator=generator),
     }
     if name not in densities:
@@ -106,14 +115,23 @@ class Objective:
         flag = None
         if self.config.augment:
             samples, flag = augment(samples, generator)
-        x0 = samples.to(torch.float32) if levels is None else centres(samples, levels)
-        t = quantiles(len(x0), generator, self.config.low_discrepancy)
-        with torch.no_grad():
-            times = self.density.at(t)
+        place = choose("way to place data", self.config.data, DATA)
+        x0 = samples.to(torch.float32) if levels is None else place(samples, levels, generator)
+        times = self._times(len(x0), generator)
         eps = torch.randn(x0.shape, generator=generator)
         second = self.config.order == 2
         probes = rademacher(self.config.probes, x0, generator) if second else None
         return Batch(x0, eps, times, flag, probes)
+
+    @torch.no_grad()
+    def _times(self, n: int, generator: torch.Generator) -> Times:
+        t = quantiles(n, generator, self.config.low_discrepancy)
+        if self.config.truncation is None:
+            return self.density.at(t)
+        ends = self.density.gamma_min, self.density.gamma_max
+        u = torch.rand((), generator=generator, dtype=torch.float64)
+        start = SoftTruncation(*ends, self.config.truncation).quantile(u)
+        return above(self.density, start, t)
 
     def losses(self, model: DiffusionODE, batch: Batch) -> Losses:
         """Per-sample terms, before the division by the density."""

@@ -15,7 +15,7 @@ from idode.time_sampling import Adaptive
 from idode.training import checkpoint
 from idode.training.distributed import World
 from idode.training.metrics import Window
-from idode.training.objective import WEIGHTINGS, Objective, build_density
+from idode.training.objective import DATA, WEIGHTINGS, Objective, build_density
 from idode.training.optimisation import Average, adam, moments
 from idode.training.randomness import Purpose, generator
 
@@ -38,6 +38,7 @@ class State:
     ) -> None:
         settings = config.train
         choose("weighting", config.objective.weighting, WEIGHTINGS)
+        choose("way to place data", config.objective.data, DATA)
         net = build_net(config, generator(settings.seed, Purpose.WEIGHTS))
         if start is not None:
             net.load_state_dict(start)
