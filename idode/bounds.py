@@ -8,7 +8,7 @@ r"""The SDE's variational bound: reconstruction, prior and diffusion (math.md: s
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +17,11 @@ from torch import Tensor
 from idode import streams
 from idode.dequantization import centres, check_pixels, reconstruction
 from idode.errors import InputError
+from idode.ledger import Ledger, Record
 from idode.model import DiffusionODE
 from idode.numerics import nats_to_bits, per_sample
 from idode.objectives import diffuse, first_order
+from idode.rows import Pixels, Rows
 from idode.time_sampling import Designed, TimeDensity
 
 __all__ = ["SDEBound", "sde_bound"]
@@ -37,12 +39,12 @@ class SDEBound:
     diffusion: float
     per_image: Tensor  # (N,) float64
     nfe: int
-    seconds: float
+    seconds: float  # spent on computing, by all processes together
 
 
 def sde_bound(
     model: DiffusionODE,
-    pixels: Tensor,
+    pixels: Pixels,
     *,
     draws: int = 8,
     density: TimeDensity | None = None,
@@ -51,12 +53,15 @@ def sde_bound(
     first_index: int = 0,
     batch_size: int = 128,
     dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    progress: Callable[[int], None] | None = None,
+    ledger: Ledger | None = None,
 ) -> SDEBound:
     """Monte-Carlo estimate of the variational bound of the diffusion SDE.
 
     Args:
         model: Its network as a noise predictor, whatever it predicts.
-        pixels: Integers in ``0..levels-1`` ``(N, *)``.
+        pixels: Integers in ``0..levels-1`` ``(N, *)``, a tensor or an array.
         draws: Noise levels for each image, even: two independent sets, each stratified over
             the clock; their difference tells the Monte-Carlo error.
         density: Of the noise levels; by default the designed one.
@@ -66,27 +71,37 @@ def sde_bound(
         first_index: Place of the first image in its data set.
         batch_size: Images evaluated together.
         dtype: Of the network's input.
+        device: Where the network is; by default where ``pixels`` are.
+        progress: Called with the number of images just done.
+        ledger: Knows batches that are done already, see :mod:`idode.ledger`.
     """
-    began = time.perf_counter()
     if model.levels is None:
         raise InputError("the SDE bound is for integer data; this model has continuous data")
     if draws < 2 or draws % 2 or len(pixels) == 0:
         raise InputError(
             f"need an even number of draws and at least one image, got {draws} and {len(pixels)}"
         )
-    check_pixels(pixels, model.levels)
+    levels, rows = model.levels, Rows(pixels, batch_size, first_index, device)
     times = density or Designed(model.schedule, model.gamma_min, model.gamma_max)
-    rows = []
-    for lo in range(0, len(pixels), batch_size):
-        chunk = pixels[lo : lo + batch_size]
-        indices = range(first_index + lo, first_index + lo + len(chunk))
+
+    def terms(number: int) -> Record:
+        chunk, indices = rows.part(number)
+        check_pixels(chunk, levels)
         diffusion = [
             _diffusion(model, chunk, indices, k, draws, times, seed, dtype) for k in range(draws)
         ]
         recon = [_reconstruction(model, chunk, indices, half, seed) for half in (0, 1)]
-        rows.append(torch.stack([*recon, _prior(model, chunk, standard_prior), *diffusion]))
-    terms = nats_to_bits(torch.cat(rows, dim=1), pixels[0].numel()).cpu()
-    return _result(terms, draws, began)
+        found = torch.stack([*recon, _prior(model, chunk, standard_prior), *diffusion])
+        return {"terms": found.tolist()}
+
+    done = (ledger or Ledger()).each("SDE bound", rows.sizes, terms, progress)
+    if not done.complete:
+        raise KeyboardInterrupt
+    found = [torch.tensor(record["terms"], dtype=torch.float64) for record in done.records]
+    seconds = sum(record["seconds"] for record in done.records)
+    return _result(
+        nats_to_bits(torch.cat(found, dim=1), math.prod(pixels.shape[1:])), draws, seconds
+    )
 
 
 def _prior(model: DiffusionODE, pixels: Tensor, standard: bool) -> Tensor:
@@ -105,7 +120,7 @@ def _normal(shape: torch.Size, generator: torch.Generator) -> Tensor:
 
 
 def _reconstruction(
-    model: DiffusionODE, pixels: Tensor, indices: range, half: int, seed: int
+    model: DiffusionODE, pixels: Tensor, indices: list[int], half: int, seed: int
 ) -> Tensor:
     """Minus the log-probability of the pixels given one noisy state, ``(B,)``."""
     assert model.levels is not None
@@ -125,7 +140,7 @@ def _reconstruction(
 def _diffusion(
     model: DiffusionODE,
     pixels: Tensor,
-    indices: range,
+    indices: list[int],
     k: int,
     draws: int,
     times: TimeDensity,
@@ -147,7 +162,7 @@ def _diffusion(
     return first_order(model, x0, eps, at.gamma).double() / at.density
 
 
-def _result(terms: Tensor, draws: int, began: float) -> SDEBound:
+def _result(terms: Tensor, draws: int, seconds: float) -> SDEBound:
     recon, prior, diffusion = terms[:2], terms[2], terms[3:]
     per_image = recon.mean(0) + prior + diffusion.mean(0)
     n = per_image.numel()
@@ -162,5 +177,5 @@ def _result(terms: Tensor, draws: int, began: float) -> SDEBound:
         diffusion=float(diffusion.mean()),
         per_image=per_image,
         nfe=draws,
-        seconds=time.perf_counter() - began,
+        seconds=seconds,
     )

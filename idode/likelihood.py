@@ -9,25 +9,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from idode.calibration import MOST_STEPS
 from idode.errors import InputError, NumericalError
+from idode.learned import Learned
+from idode.ledger import Ledger, Record
 from idode.model import DiffusionODE
 from idode.numerics import log_mean_exp, nats_to_bits
 from idode.pilot import PILOT, Pilot, tune
+from idode.rows import Pixels, Rows
 from idode.weights import Settings, Task, dequantization_for
 
 __all__ = ["BitsPerDim", "Errors", "Settings", "bits_per_dim", "bounds"]
-
-Pixels = Tensor | npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class BitsPerDim:
     per_image: Tensor  # (N,) float64
     solver_error: Tensor  # (N,) likely size of the solver's error of each image
     nfe: float  # mean number of evaluations for one solve of one image
-    seconds: float  # of the whole evaluation, shared by the bounds made from it
+    seconds: float  # computing by all processes, shared by the bounds made from it
     complete: bool  # False when interrupted: per_image holds the images that were done
     notes: tuple[str, ...]
     settings: Settings
@@ -71,6 +69,8 @@ def bits_per_dim(
     device: torch.device | str | None = None,
     progress: Callable[[int], None] | None = None,
     pilot: Pilot | None = None,
+    learned: Learned | None = None,
+    ledger: Ledger | None = None,
 ) -> BitsPerDim:
     """Upper bound on the bits a dimension of ``pixels`` costs under the model.
 
@@ -84,6 +84,8 @@ def bits_per_dim(
         progress: Called with the number of images just done.
         pilot: That of an earlier result, to solve more images of the same kind on the same grid;
             by default the first images of ``pixels`` are one.
+        learned: The dequantizer, for dequantization ``learned``.
+        ledger: Knows batches that are done already and shares the others, see :mod:`idode.ledger`.
 
     Returns:
         Mean, per-image values, and their errors by source. ``Ctrl-C`` returns what is done.
@@ -99,6 +101,8 @@ def bits_per_dim(
         device=device,
         progress=progress,
         pilot=pilot,
+        learned=learned,
+        ledger=ledger,
     )
     return result
 
@@ -114,6 +118,8 @@ def bounds(
     device: torch.device | str | None = None,
     progress: Callable[[int], None] | None = None,
     pilot: Pilot | None = None,
+    learned: Learned | None = None,
+    ledger: Ledger | None = None,
 ) -> list[BitsPerDim]:
     """Bounds for several K from the same draws, which makes them comparable and cheap.
 
@@ -129,58 +135,56 @@ def bounds(
         device: Where the network is.
         progress: Called with the number of images just done.
         pilot: That of an earlier result.
+        learned: The dequantizer, for dequantization ``learned``.
+        ledger: Knows batches that are done already.
     """
-    began = time.perf_counter()
     most = max(importances)
     if any(k < 1 or most % k for k in importances):
         raise InputError(f"each K must divide the largest, got {list(importances)}")
     settings = dataclasses.replace(settings or Settings(), importance=most)
     if len(pixels) == 0:
         raise InputError("there are no images to evaluate: pass at least one")
-    task = Task(model, settings, dequantization_for(model, settings), dtype)
+    task = Task(model, settings, dequantization_for(model, settings, learned), dtype)
 
-    def part(lo: int, hi: int) -> tuple[Tensor, list[int]]:
-        chunk = pixels[lo:hi]
-        # A copy: slices of a memory map are read-only, which torch does not allow.
-        chunk = chunk if isinstance(chunk, Tensor) else torch.from_numpy(np.array(chunk))
-        indices = list(range(first_index + lo, first_index + lo + len(chunk)))
-        return chunk.to(device or chunk.device), indices
-
-    chunk, indices = part(0, PILOT)
-    with _naming(indices):
-        pilot = pilot or tune(task, chunk, indices)
-    done: list[_Draws] = []
-    complete = True
-    try:
-        for lo in range(0, len(pixels), settings.batch_size):
-            chunk, indices = part(lo, lo + settings.batch_size)
-            with _naming(indices):
-                done.append(_draw(task, chunk, indices, pilot))
-            if progress is not None:
-                progress(len(chunk))
-    except KeyboardInterrupt:
-        if not done:
-            raise
-        complete = False
-    dim = math.prod(chunk.shape[1:])
-    draws = _Draws(
-        torch.cat([d.log_w for d in done], dim=1),
-        torch.cat([d.roughness for d in done]),
-        sum(d.nfe * len(d.roughness) for d in done) / sum(len(d.roughness) for d in done),
+    rows, ledger = Rows(pixels, settings.batch_size, first_index, device), ledger or Ledger()
+    seconds = 0.0
+    if pilot is None:
+        first = Rows(pixels, PILOT, first_index, device)
+        tuned = ledger.once(
+            f"calibrating {settings.dequantization}",
+            first.sizes[0],
+            lambda tick: {"pilot": _tuned(task, first, tick).to_json()},
+        )
+        pilot, seconds = Pilot.from_json(tuned["pilot"]), tuned["seconds"]
+    solving = pilot
+    done = ledger.each(
+        f"ODE {settings.dequantization}",
+        rows.sizes,
+        lambda number: _draw(task, rows, number, solving),
+        progress,
     )
-    seconds = time.perf_counter() - began
-    return [_result(task, draws, k, pilot, dim, seconds, complete) for k in importances]
+    if not done.records:
+        raise KeyboardInterrupt
+    draws = _Draws.of(done.records)
+    dim, seconds = math.prod(pixels.shape[1:]), seconds + sum(r["seconds"] for r in done.records)
+    return [_result(task, draws, k, pilot, dim, seconds, done.complete) for k in importances]
 
 
 @contextlib.contextmanager
 def _naming(indices: list[int]) -> Iterator[None]:
-    """Say which image a failed solve was about."""
+    """Say which image a failed solve was about; several draws of each may be in one batch."""
     try:
         yield
     except NumericalError as error:
         some = f"one of the images {indices[0]} to {indices[-1]}"
-        image = some if error.sample is None else f"image {indices[error.sample]}"
+        image = some if error.sample is None else f"image {indices[error.sample % len(indices)]}"
         raise NumericalError(f"{image}: {error}", sample=error.sample) from error
+
+
+def _tuned(task: Task, rows: Rows, tick: Callable[[int], None]) -> Pilot:
+    pixels, indices = rows.part(0)
+    with _naming(indices):
+        return tune(task, pixels, indices, tick)
 
 
 @dataclass(frozen=True)
@@ -191,21 +195,44 @@ class _Draws:
     roughness: Tensor  # (B,)
     nfe: float
 
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> _Draws:
+        """Those of several batches, one after the other."""
+        images = [len(r["roughness"]) for r in records]
+        evaluations = sum(r["nfe"] * n for r, n in zip(records, images, strict=True))
+        log_w = [torch.tensor(r["log_w"], dtype=torch.float64) for r in records]
+        roughness = [torch.tensor(r["roughness"], dtype=torch.float64) for r in records]
+        return cls(torch.cat(log_w, dim=1), torch.cat(roughness), evaluations / sum(images))
 
-def _draw(task: Task, pixels: Tensor, indices: list[int], pilot: Pilot) -> _Draws:
-    """Solve every draw of a batch, one after the other, so that memory does not see K."""
+
+def _draw(task: Task, rows: Rows, number: int, pilot: Pilot) -> Record:
+    """Solve every draw of a batch.
+
+    One after the other, so that memory does not see K; but where the images are few and leave
+    room in a batch, several of their draws are solved together.
+    """
     s = task.settings
-    log_w, roughness, nfe = [], [], []
-    for draw in range(s.repeats * s.importance):
-        x, weight = task.state(pixels, indices, draw)
+    pixels, indices = rows.part(number)
+    count, together = s.repeats * s.importance, max(1, s.batch_size // len(pixels))
+    log_w, roughness, nfe = [], [], 0.0
+    for first in range(0, count, together):
+        block = range(first, min(count, first + together))
+        states = [task.state(pixels, indices, draw) for draw in block]
+        x, weight = (torch.cat(part) for part in zip(*states, strict=True))
         # An image keeps its probe over the K draws of one repeat, see Settings.fresh_probes.
-        number = draw if s.fresh_probes else draw // s.importance
-        probes = task.probes(x, indices, number, s.probes)
-        found = task.solve(x, probes, pilot.solver, pilot.most_roughness)
-        log_w.append((found.log_p + weight).cpu())
-        roughness.append(found.roughness.cpu())
-        nfe.append(found.nfe)
-    return _Draws(torch.stack(log_w), torch.stack(roughness).mean(0), sum(nfe) / len(nfe))
+        numbers = [draw if s.fresh_probes else draw // s.importance for draw in block]
+        drawn = [task.probes(states[0][0], indices, k, s.probes) for k in numbers]
+        probes = torch.cat([p for p in drawn if p is not None], dim=1) if s.probes else None
+        with _naming(indices):
+            found = task.solve(x, probes, pilot.solver, pilot.most_roughness)
+        log_w.append((found.log_p + weight).reshape(len(block), -1).cpu())
+        roughness.append(found.roughness.reshape(len(block), -1).cpu())
+        nfe += found.nfe * len(block)
+    return {
+        "log_w": torch.cat(log_w).tolist(),
+        "roughness": torch.cat(roughness).mean(0).tolist(),
+        "nfe": nfe / count,
+    }
 
 
 def _noise_variance(log_w: Tensor, pilot: Pilot, dim: int, fresh: float) -> Tensor:

@@ -196,7 +196,8 @@ class Dopri5:
 
     The error norm is taken over the whole batch, so a value depends, within the tolerance, on
     which other samples are solved with it. The log-density is one number among thousands in that
-    norm and is controlled far less than the state.
+    norm and is controlled far less than the state. Both are added up in float64; the field is
+    evaluated in the dtype of the state that came.
     """
 
     rtol: float = 1e-5
@@ -213,14 +214,14 @@ class Dopri5:
         def augmented(gamma: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
             nonlocal calls
             calls += 1
-            v, rates = _checked(field, state[0], float(gamma))
-            return v, rates.to(v.dtype)
+            v, rates = _checked(field, state[0].to(x.dtype), float(gamma))
+            return v.double(), rates
 
         ends = torch.tensor([start, end], dtype=torch.float64, device=x.device)
         try:
             states, integrals = odeint(
                 augmented,
-                (x, torch.zeros_like(first, dtype=x.dtype)),
+                (x.double(), torch.zeros_like(first, dtype=torch.float64)),
                 ends,
                 rtol=self.rtol,
                 atol=self.atol,
@@ -232,4 +233,4 @@ class Dopri5:
                 "the field is too rough for this tolerance"
             ) from error
         unknown = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        return Solution(states[-1], integrals[-1].double(), calls, unknown)
+        return Solution(states[-1].to(x.dtype), integrals[-1], calls, unknown)

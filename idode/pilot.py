@@ -6,15 +6,19 @@ draws of the noise, to tell the noise of dequantization from that of the probes.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from idode.calibration import calibrate
 from idode.density import ode_field, prior_log_prob
+from idode.model import DiffusionODE
 from idode.numerics import nats_to_bits
-from idode.ode import Dopri5, Solver
+from idode.ode import Adams, Dopri5, Solver
 from idode.weights import Task
 
 __all__ = ["PILOT", "Pilot", "tune"]
@@ -37,9 +41,37 @@ class Pilot:
     interaction: float  # part of it that differs between draws, so stays inside a logarithm
     nfe: int  # spent on calibrating, for each image of the pilot
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, every bit of them; :meth:`from_json` reads them back."""
+        return dataclasses.asdict(self)
 
-def tune(task: Task, pixels: Tensor, indices: list[int]) -> Pilot:
-    """Calibrate the solver and measure the two sources of randomness."""
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Pilot:
+        """The pilot that :meth:`to_json` wrote."""
+        plain = dict(fields["solver"])
+        if "grid" in plain:
+            solver: Solver = Adams(tuple(plain["grid"]), plain["order"])
+        else:
+            solver = Dopri5(**plain)
+        return cls(**{**fields, "solver": solver})
+
+
+def tune(
+    task: Task,
+    pixels: Tensor,
+    indices: list[int],
+    tick: Callable[[int], None] | None = None,
+) -> Pilot:
+    """Calibrate the solver and measure the two sources of randomness.
+
+    Args:
+        task: The model and how it is solved.
+        pixels: The pilot's images ``(B, *)``.
+        indices: Their places in the data set.
+        tick: Called with the number of evaluations of the network just done.
+    """
+    if tick is not None:
+        task = dataclasses.replace(task, model=_counting(task.model, tick))
     s, model, dim = task.settings, task.model, pixels[0].numel()
     count = 0 if s.probes == 0 else max(PROBES, s.probes)
     x, weight = task.state(pixels, indices, 0)
@@ -74,3 +106,15 @@ def tune(task: Task, pixels: Tensor, indices: list[int]) -> Pilot:
         interaction=float(difference.var(0).mean() / 2) if count else 0.0,
         nfe=spent,
     )
+
+
+def _counting(model: DiffusionODE, tick: Callable[[int], None]) -> DiffusionODE:
+    """The same model; each call of its network is told."""
+    net = model.net
+
+    def counted(*inputs: Tensor) -> Tensor:
+        found = net(*inputs)
+        tick(1)
+        return found
+
+    return dataclasses.replace(model, net=counted)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from idode.errors import InputError
-from idode.likelihood import BitsPerDim, Pixels, Settings, bits_per_dim
+from idode.likelihood import BitsPerDim, Settings, bits_per_dim
 from idode.model import DiffusionODE
+from idode.rows import Pixels
 from idode.weights import uniform_start
 
 __all__ = ["StartCurve", "search_start"]

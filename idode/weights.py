@@ -23,6 +23,7 @@ from idode.dequantization import (
     Variational,
 )
 from idode.errors import InputError, NumericalError, choose
+from idode.learned import Learned
 from idode.model import DiffusionODE
 from idode.ode import Adams, Solver
 
@@ -37,7 +38,7 @@ class Settings:
     """How a number was made; two numbers compare only where these agree.
 
     Args:
-        dequantization: tn, uniform, variational, or none for continuous data.
+        dequantization: tn, uniform, variational, learned, or none for continuous data.
         importance: Draws K inside the logarithm.
         closed_form: For K = 1, the closed-form entropy of the noise, as in the paper, in place
             of its log-density at the draw. The mean is the same; the drawn one cancels most of
@@ -82,9 +83,15 @@ class Settings:
                 "the closed-form entropy is for one draw: inside the logarithm of "
                 f"{self.importance} draws each needs its own density"
             )
+        if self.closed_form and self.dequantization == "learned":
+            raise InputError("a learned dequantization has no closed-form entropy: leave it off")
         for name, least in (("importance", 1), ("repeats", 1), ("probes", 0), ("batch_size", 1)):
             if getattr(self, name) < least:
                 raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if not 0 < self.allowed < math.inf:
+            raise InputError(f"the tolerance must be a positive number, got {self.tolerance}")
+        if not -(2**63) <= self.seed < 2**63:
+            raise InputError(f"the seed must fit 64 bits, got {self.seed}")
 
     @property
     def allowed(self) -> float:
@@ -97,8 +104,10 @@ def uniform_start(levels: int) -> float:
     return -2 * math.log(math.sqrt(3) * levels)
 
 
-def dequantization_for(model: DiffusionODE, settings: Settings) -> Dequantization:
-    """The chosen way from data to states, with its default start."""
+def dequantization_for(
+    model: DiffusionODE, settings: Settings, learned: Learned | None = None
+) -> Dequantization:
+    """The chosen way from data to states, with its default start; ``learned`` if that is it."""
     name = settings.dequantization
     if name != "none" and model.levels is None:
         raise InputError(
@@ -114,10 +123,24 @@ def dequantization_for(model: DiffusionODE, settings: Settings) -> Dequantizatio
         )
     if name == "none" or model.levels is None:
         return Continuous(start)
+    if name == "learned":
+        return _fitting(learned, model.levels, settings.start)
     if name == "uniform":
         return Uniform(start, model.levels)
     kind = {"tn": TruncatedNormal, "variational": Variational}[name]
     return kind(model.schedule, start, model.levels)
+
+
+def _fitting(learned: Learned | None, levels: int, start: float | None) -> Learned:
+    """The dequantizer, if there is one for this data and this start."""
+    if learned is None:
+        raise InputError("a learned dequantization must be given: train one, or choose tn")
+    if learned.levels != levels or start not in (None, learned.gamma):
+        raise InputError(
+            f"the dequantizer is for {learned.levels} levels from {learned.gamma:.4g} on, got "
+            f"{levels} levels and start {start}: train one for these"
+        )
+    return learned
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,8 +33,10 @@ def held_out_bits(model: DiffusionODE, split: Split, config: Config, world: Worl
     rows = slice(world.rank * count // world.size, (world.rank + 1) * count // world.size)
     total = torch.zeros(1, dtype=torch.float64)
     if rows.start < rows.stop and model.levels is not None:
-        pixels = torch.from_numpy(split[rows].astype(np.int32)).to(world.device)
-        total += sde_bound(model, pixels, draws=DRAWS, first_index=rows.start).per_image.sum()
+        bound = sde_bound(
+            model, split[rows], draws=DRAWS, first_index=rows.start, device=world.device
+        )
+        total += bound.per_image.sum()
     elif rows.start < rows.stop:
         samples = torch.from_numpy(split[:count].copy())
         total += _diffusion_bits(model, samples, rows, world).sum()
