@@ -19,7 +19,7 @@ PACKAGE = ROOT / "idode"
 # its own; docs/design.md shows the same rows, and tests/test_docs.py compares the two.
 LAYERS: list[tuple[str, ...]] = [
     ("errors",),
-    ("numerics", "fields", "flax_format", "streams"),
+    ("numerics", "fields", "flax_format", "streams", "rows", "ledger", "journal"),
     ("schedules", "clocks", "divergence", "ode", "nets", "data", "pictures", "coders"),
     ("predictors", "time_sampling", "dequantization", "calibration", "features"),
     ("model", "variance", "other_densities"),
