@@ -1,7 +1,4 @@
-"""``idode``: a table of commands, and what happens when one fails.
-
-Only the module of the command that is asked for is imported, so that help is quick.
-"""
+"""``idode``: what it says by itself, and what happens when a command fails."""
 
 from __future__ import annotations
 
@@ -11,38 +8,36 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from idode.commands.parsing import COMMANDS, Parser, parser_of
 from idode.errors import InputError, NumericalError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS: dict[str, tuple[str, str]] = {  # name: (module, what it does)
-    "data": ("idode.data.command", "list, fetch, verify and describe data sets"),
-    "train": ("idode.commands.train", "train a model from a preset"),
-    "finetune": ("idode.commands.finetune", "go on with the second-order objective"),
-    "evaluate": ("idode.commands.evaluate", "bits per dimension of a data set, with error bars"),
-    "sample": ("idode.commands.sample", "draw samples from a model, as pictures or arrays"),
-    "report": ("idode.commands.report", "one page with every figure of the paper for a run"),
-    "demo": ("idode.commands.demo", "train, evaluate, sample and report on the 8x8 digits"),
-    "doctor": ("idode.commands.doctor", "versions, devices and the speed of this machine"),
-    "import": ("idode.commands.importing", "turn a checkpoint of the paper's authors into a run"),
-}
 USAGE_ERROR, NUMERICAL_ERROR, INTERRUPTED = 2, 3, 130
 
+BEGINNINGS = """\
+to begin:
+  idode demo                                          the whole way on digits, in minutes
+  idode evaluate pretrained:digits --limit 16         a model that comes with the package
+  idode sample pretrained:digits --out samples.png    and what it draws
+  idode train digits --data folder:PATH --out RUN     the same for small images of your own"""
 
-def overview() -> argparse.ArgumentParser:
+
+def overview() -> Parser:
     """The parser of ``idode`` itself, without any command's arguments."""
     from idode import __version__
 
     width = max(map(len, COMMANDS))
     listed = "\n".join(f"  {name:{width}}  {text}" for name, (_, text) in COMMANDS.items())
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="idode",
+        usage="idode COMMAND ...",
         description="Exact likelihoods for images, and other data, with diffusion ODEs.",
-        epilog=f"commands:\n{listed}\n\nidode COMMAND --help says more.",
+        epilog=f"{BEGINNINGS}\n\ncommands:\n{listed}\n\nidode COMMAND --help says more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"idode {__version__}")
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    parser.add_argument("command", choices=COMMANDS, metavar="command", help=argparse.SUPPRESS)
     return parser
 
 
@@ -51,23 +46,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments:
         overview().print_help()
-        return USAGE_ERROR
-    name = overview().parse_args(arguments[:1]).command
-    module, text = COMMANDS[name]
-    command: ModuleType = importlib.import_module(module)
-    parser = argparse.ArgumentParser(prog=f"idode {name}", description=text.capitalize() + ".")
-    command.add_arguments(parser)
-    args = parser.parse_args(arguments[1:])
+        return 0
+    prog = "idode"
     try:
+        name = overview().parse_args(arguments[:1]).command
+        prog = f"idode {name}"
+        args = parser_of(name).parse_args(arguments[1:])
+        command: ModuleType = importlib.import_module(COMMANDS[name][0])
         code: int = command.run(args)
     except InputError as error:
-        print(f"idode {name}: {error}", file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
         return USAGE_ERROR
     except NumericalError as error:
-        print(f"idode {name}: {error}", file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
         return NUMERICAL_ERROR
     except KeyboardInterrupt:
-        print(f"idode {name}: interrupted", file=sys.stderr)
+        print(f"{prog}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has left, as `head` does; there is nobody to tell.

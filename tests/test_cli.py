@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from forking import forks
 
 import idode
 from idode.cli import COMMANDS, main
+from idode.commands.parsing import parser_of
 from idode.config import from_json
 from idode.presets import PRESETS
 from idode.run import open_run
@@ -51,10 +53,15 @@ def refused(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 class TestFrame:
-    def test_without_a_command_it_shows_them_all(self, capsys) -> None:
-        assert main([]) == 2
+    def test_without_a_command_it_shows_how_to_begin_and_all_of_them(self, capsys) -> None:
+        assert main([]) == 0
         shown = capsys.readouterr().out
         assert all(f"  {name} " in shown for name in COMMANDS)
+        assert len(shown.splitlines()) < 40
+        examples = re.findall(r"^  idode (.+?)(?:   |$)", shown, re.MULTILINE)
+        assert len(examples) >= 3
+        for words in map(str.split, examples):
+            parser_of(words[0]).parse_args(words[1:])  # what it says can be typed
 
     def test_version(self, capsys) -> None:
         with pytest.raises(SystemExit) as stop:
@@ -62,11 +69,36 @@ class TestFrame:
         assert stop.value.code == 0
         assert capsys.readouterr().out == f"idode {idode.__version__}\n"
 
-    def test_an_unknown_command_is_a_usage_error(self, capsys) -> None:
-        with pytest.raises(SystemExit) as stop:
-            main(["trian"])
-        assert stop.value.code == 2
-        assert "trian" in capsys.readouterr().err
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["trian"], "idode: no command called 'trian' (did you mean train?): choose one of"),
+            (["--verison"], "idode: there is no option --verison (did you mean --version?)"),
+            (["sample", "RUN", "--uot", "a"], "there is no option --uot (did you mean --out?)"),
+            (["sample", "RUN", "--cuont=3"], "there is no option --cuont (did you mean --count?)"),
+            (["sample", "RUN", "--zzz"], "idode sample: there is no option --zzz; see"),
+            (["sample"], "idode sample: the following arguments are required: RUN, --out"),
+            (["sample", "RUN", "more", "--out", "a"], "unrecognized arguments: more"),
+            (["sample", "RUN", "--out"], "--out: expected one argument"),
+            (
+                ["evaluate", "RUN", "--split", "tset"],
+                "no --split called 'tset' (did you mean test",
+            ),
+            (["data", "fech"], "no action called 'fech' (did you mean fetch?)"),
+            (["completion", "ksh"], "no shell called 'ksh' (did you mean zsh?)"),
+            (["report", "RUN", "--limit", "-1"], "--limit: must be at least 1"),
+            (["report", "RUN", "--seed", "x"], "--seed: must be a whole number, got 'x'"),
+            (["sample", "RUN", "--seed", str(2**64)], "--seed: must be below 2^63"),
+        ],
+    )
+    def test_what_cannot_be_read_is_one_sentence_that_names_the_help(
+        self, words: list[str], said: str, capsys
+    ) -> None:
+        assert main(words) == 2
+        sentence = refused(capsys)
+        assert said in sentence
+        of = f" {words[0]}" if words[0] in COMMANDS else ""
+        assert sentence.endswith(f"; see idode{of} --help\n")
 
     @pytest.mark.parametrize("name", COMMANDS)
     def test_every_command_explains_itself(self, name: str, capsys) -> None:
@@ -169,8 +201,8 @@ class TestTrain:
             (["--out", "RUN"], "no preset is given"),
             (["vectors", "--out", "RUN"], "give --data SPEC"),
             (["digits", "--out", "RUN", "--data", "npy:nowhere.npy"], "no file or folder"),
-            (["digits", "--out", "RUN", "--steps", "-3"], "steps=-3: must be 1 or more"),
-            (["digits", "--out", "RUN", "--seed", "-3"], "seed=-3: must be 0 or more"),
+            (["digits", "--out", "RUN", "--steps", "-3"], "--steps -3: must be 1 or more"),
+            (["digits", "--out", "RUN", "--seed", "-3"], "--seed -3: must be 0 or more"),
             (["digits", "--out", "RUN", "--set", "train.lr"], "write NAME=VALUE"),
             (["digits", "--out", "RUN", "--device", "toaster"], "--device toaster"),
             (["digits", "--out", "RUN", "--resume", "--force"], "give one of them"),

@@ -10,7 +10,7 @@ import pytest
 
 from idode.data import Identity, digest, load, same_data, verify, warning
 from idode.data.catalogue import CATALOGUE
-from idode.data.command import add_arguments, run
+from idode.commands.data import add_arguments, run
 from idode.data.loading import load_published
 from idode.errors import InputError
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +15,16 @@ import tiny
 import torch
 from PIL import Image
 
+from idode import sampling
 from idode.cli import main
+from idode.commands.sample import SOLVERS
 from idode.config import Config, fit, override
 from idode.errors import InputError
 from idode.features import Features
 from idode.pictures import grid, png
 from idode.presets import PRESETS
 from idode.run import Run, build_net, save_model
+from idode.sampling.task import Task
 
 
 class TestPictures:
@@ -138,31 +143,42 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("more", "said"),
         [
-            (("--count", "0"), "count must be at least 1, got 0"),
-            (("--count", "-3"), "count must be at least 1, got -3"),
-            (("--steps", "0"), "at least 1 step"),
-            (("--batch-size", "0"), "batch_size must be at least 1"),
-            (("--solver", "euler"), "choose one of dopri5, adams, ancestral, dpm"),
+            (("--count", "0"), "--count: must be at least 1, got 0"),
+            (("--count", "-3"), "--count: must be at least 1, got -3"),
+            (("--steps", "0"), "--steps: must be at least 1, got 0"),
+            (("--batch-size", "0"), "--batch-size: must be at least 1, got 0"),
+            (("--solver", "euler"), "choose one of dopri5, adams, dpm, ancestral"),
             (("--solver", "dopri5"), "chooses its own steps"),
             (("--solver", "ancestral", "--likelihood"), "choose dopri5, adams or dpm"),
             (("--device", "abacus"), "try cpu or cuda"),
             (("--fid",), "names no data set"),
+            (("--fid", "--count", "1"), "at least 2 samples"),
+            (("--fid", "--data", "digits"), "choose data of its kind"),
+            (("--fid", "--data", "npy:none.npy"), "there is no file or folder none.npy"),
+            (("--data", "digits"), "add --fid"),
         ],
     )
-    def test_wrong_input_is_one_sentence(
+    def test_wrong_input_is_one_sentence_before_any_bar(
         self, more: tuple[str, ...], said: str, run: Path, tmp_path: Path, capsys
     ) -> None:
-        assert self.sample(run, tmp_path / "a.png", *more, "--quiet") == 2
+        assert self.sample(run, tmp_path / "a.png", *more) == 2
         assert said in self.refused(capsys)
         assert not (tmp_path / "a.png").exists()
 
     def test_wrong_places_are_one_sentence(self, run: Path, tmp_path: Path, capsys) -> None:
         (tmp_path / "half").mkdir()
+        shutil.copytree(run, tmp_path / "young")
+        (tmp_path / "young" / "model.safetensors").unlink()
+        shutil.copytree(run, tmp_path / "torn")
+        torn = tmp_path / "torn" / "model.safetensors"
+        torn.write_bytes(torn.read_bytes()[:-9])
         (tmp_path / "file").write_text("")
         (tmp_path / "d.png").mkdir()
         for place, out, said in (
             (tmp_path / "none", "a.png", "there is no run folder"),
             (tmp_path / "half", "a.png", "not the folder of a run"),
+            (tmp_path / "young", "a.png", "has no model.safetensors yet"),
+            (tmp_path / "torn", "a.png", "cannot be read"),
             (run, "a.jpeg", "no place for samples"),
             (run, "file", "exists"),
             (run, "d.png", "is a folder"),
@@ -171,6 +187,62 @@ class TestCommand:
         ):
             assert self.sample(place, tmp_path / out, "--force") == 2
             assert said in self.refused(capsys)
+        assert self.sample(run, tmp_path / "a.npz", "--json", str(tmp_path / "a.npz")) == 2
+        assert "are the same file" in self.refused(capsys)
+
+    def test_the_solvers_of_the_help_are_those_of_the_library(self) -> None:
+        assert set(SOLVERS) == set(sampling.SOLVERS)
+
+    def test_ctrl_c_keeps_the_batches_that_are_done(
+        self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    ) -> None:
+        assert self.sample(run, tmp_path / "all.npz", "--quiet") == 0
+        draw = Task.draw
+
+        def interrupted(task: Task, indices: range) -> object:
+            if indices[0] == 4:
+                signal.raise_signal(signal.SIGINT)
+            return draw(task, indices)
+
+        monkeypatch.setattr(Task, "draw", interrupted)
+        words = ("--batch-size", "2", "--json", str(tmp_path / "some.json"), "--quiet")
+        assert self.sample(run, tmp_path / "some.npz", *words) == 130
+        assert capsys.readouterr().err == (
+            f"idode sample: interrupted, 4 of 6 samples are in {tmp_path / 'some.npz'}\n"
+        )
+        with np.load(tmp_path / "some.npz") as some, np.load(tmp_path / "all.npz") as whole:
+            np.testing.assert_array_equal(some["data"], whole["data"][:4])
+        figures = json.loads((tmp_path / "some.json").read_text())
+        assert (figures["count"], figures["complete"], figures["nfe"]) == (4, False, 4)
+        # Nothing is done yet: nothing is written.
+        monkeypatch.setattr(Task, "draw", lambda *_: signal.raise_signal(signal.SIGINT))
+        assert self.sample(run, tmp_path / "nothing.npz", "--quiet") == 130
+        assert capsys.readouterr().err == "idode sample: interrupted\n"
+        assert not (tmp_path / "nothing.npz").exists()
+
+    def test_fid_can_be_to_other_data_than_that_of_the_run(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    ) -> None:
+        monkeypatch.setenv("IDODE_DATA", str(tmp_path / "data"))
+        monkeypatch.setattr(
+            "idode.commands.frechet.inception_features",
+            lambda levels, device: lambda pixels: pixels.double().flatten(1),
+        )
+        place = fresh_run(tmp_path / "run", tiny.config(), None)
+        for name, images in (("same", tiny.images()), ("dark", 0 * tiny.images())):
+            np.save(tmp_path / f"{name}.npy", images)
+            spec = f"npy:{tmp_path / name}.npy?levels=4"
+            more = ("--fid", "--data", spec, "--json", str(tmp_path / f"{name}.json"))
+            assert self.sample(place, tmp_path / f"{name}.png", *more) == 0
+            assert f"training split of npy:{name}.npy" in capsys.readouterr().out
+        same, dark = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("same", "dark"))
+        assert same["fid"] < dark["fid"]
+        (tmp_path / "pictures").mkdir()
+        (tmp_path / "pictures" / "a.png").write_bytes(b"no picture")
+        more = ("--fid", "--data", f"folder:{tmp_path / 'pictures'}")
+        assert self.sample(place, tmp_path / "a.png", *more) == 2
+        assert "a.png is not a readable image" in self.refused(capsys)
+        assert not (tmp_path / "a.png").exists()
 
     def test_fid_of_the_digits(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         config = override(PRESETS["digits"], tiny.SETTINGS)
@@ -192,7 +264,7 @@ class TestCommand:
             assert levels == 4
             return lambda pixels: (seen.append(len(pixels)), pixels.double().flatten(1))[1]
 
-        monkeypatch.setattr("idode.features.inception_features", network)
+        monkeypatch.setattr("idode.commands.frechet.inception_features", network)
         spec = f"npy:{tmp_path / 'x.npy'}?levels=4"
         place = fresh_run(tmp_path / "run", tiny.config(), spec)
         figures = []

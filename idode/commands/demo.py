@@ -13,17 +13,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+from idode.commands.parsing import COMMANDS, parser_of, positive
+
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode demo``."""
     parser.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="[demo]")
-    parser.add_argument("--steps", type=int, default=1000, metavar="N", help="training [1000]")
     parser.add_argument(
-        "--finetune-steps", type=int, default=60, metavar="N", help="second order [60]"
+        "--steps", type=positive, default=1000, metavar="N", help="training [1000]"
     )
-    parser.add_argument("--limit", type=int, default=64, metavar="N", help="test images [64]")
+    parser.add_argument(
+        "--finetune-steps", type=positive, default=60, metavar="N", help="second order [60]"
+    )
+    parser.add_argument("--limit", type=positive, default=64, metavar="N", help="test images [64]")
     parser.add_argument("--force", action="store_true", help="replace an earlier demo")
     parser.add_argument("--quiet", action="store_true", help="print the story only")
 
@@ -33,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
     from idode.errors import InputError
 
     out: Path = args.out
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file: give a folder for the demo with --out")
     if out.exists() and any(out.iterdir()) and not args.force:
         raise InputError(
             f"{out} is not empty: give another folder, or --force to replace the demo"
@@ -57,12 +63,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _do(args: argparse.Namespace, name: str, argv: list[str]) -> None:
     """Print a command as a user would type it, and run it."""
-    module = importlib.import_module(f"idode.commands.{name}")
-    parser = argparse.ArgumentParser(prog=f"idode {name}")
-    module.add_arguments(parser)
     if not args.quiet:
         print(f"\n$ idode {name} {' '.join(argv)}", flush=True)
-    if module.run(parser.parse_args(argv)):
+    module = importlib.import_module(COMMANDS[name][0])
+    if module.run(parser_of(name).parse_args(argv)):
         raise KeyboardInterrupt  # a command only ends early when it was interrupted
 
 

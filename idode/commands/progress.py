@@ -1,26 +1,68 @@
-"""A progress bar over training steps."""
+"""Progress bars on stderr."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
 
 from tqdm import tqdm
 
-__all__ = ["Bar"]
+__all__ = ["Bar", "LateBar"]
+
+
+class LateBar:
+    """A bar that opens when there is progress: bad input found before is one sentence, no bar."""
+
+    def __init__(
+        self, unit: str, quiet: bool, total: int | None = None, scaled: bool = False
+    ) -> None:
+        self._settings: dict[str, Any] = {
+            "unit": unit,
+            "unit_scale": scaled,
+            "total": total,
+            "disable": quiet,
+            "file": sys.stderr,
+            # In a log file every refresh is a line.
+            "mininterval": 0.1 if sys.stderr.isatty() else 30.0,
+        }
+        self._bar: Any = None
+
+    @property
+    def bar(self) -> Any:  # noqa: ANN401  tqdm has no types
+        """The bar itself, on the screen from now on."""
+        if self._bar is None:
+            self._bar = tqdm(**self._settings)
+        return self._bar
+
+    def update(self, count: int) -> None:
+        """So many more are done."""
+        self.bar.update(count)
+
+    def close(self) -> None:
+        """Leave the bar as it is, if it was ever shown."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def __enter__(self) -> LateBar:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 class Bar:
-    """Steps with rate and time left on stderr; ``quiet`` leaves only notices of trouble."""
+    """Steps with rate and time left; ``quiet`` leaves only notices of trouble."""
 
     def __init__(self, steps: int, quiet: bool) -> None:
         self._quiet = quiet
-        # In a log file every refresh is a line.
-        pause = 0.1 if sys.stderr.isatty() else 30.0
-        self._bar = tqdm(
-            total=steps, unit="step", disable=quiet, file=sys.stderr, mininterval=pause
-        )
+        self._late = LateBar("step", quiet, steps)
 
     def notice(self, text: str) -> None:
         """A line above the bar."""
@@ -30,10 +72,11 @@ class Bar:
     def progress(self, step: int, metrics: Mapping[str, float]) -> None:
         """The bar at ``step``, with the latest loss and held-out value in bits/dim."""
         shown = {k: f"{metrics[k]:.3f}" for k in ("loss", "held_out") if k in metrics}
-        self._bar.set_postfix(shown, refresh=False)
-        if self._bar.n == 0 and step > 1:  # resumed: the rate is that of this life
-            self._bar.initial = self._bar.n = step - 1
-        self._bar.update(step - self._bar.n)
+        bar = self._late.bar
+        bar.set_postfix(shown, refresh=False)
+        if bar.n == 0 and step > 1:  # resumed: the rate is that of this life
+            bar.initial = bar.n = step - 1
+        bar.update(step - bar.n)
 
     def __enter__(self) -> Bar:
         return self
@@ -44,4 +87,4 @@ class Bar:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._bar.close()
+        self._late.close()

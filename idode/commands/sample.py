@@ -9,45 +9,50 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from idode.commands.parsing import natural, positive
+
 if TYPE_CHECKING:
     import torch
 
-    from idode.data import Dataset
-    from idode.features import Features
-    from idode.fid import FeatureStatistics
-    from idode.run import Run
+    from idode.model import DiffusionODE
     from idode.sampling import Samples
 
 __all__ = ["add_arguments", "run"]
 
 OURS = re.compile(r"\d{5,}\.png")  # what a folder of samples holds
+SOLVERS = ("dopri5", "adams", "dpm", "ancestral")  # of idode.sampling, which help need not load
+INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode sample``."""
     parser.add_argument(
-        "run", type=Path, metavar="RUN", help="folder of a trained or imported run"
+        "run", metavar="RUN", help="folder of a trained or imported run, or pretrained:NAME"
     )
-    parser.add_argument("--count", type=int, default=64, metavar="N", help="samples [64]")
+    parser.add_argument("--count", type=positive, default=64, metavar="N", help="samples [64]")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="OUT",
         help="FILE.png for a grid, FILE.npz for arrays, or a folder for one PNG each",
     )  # fmt: skip
     parser.add_argument(
-        "--solver", default="dopri5", metavar="NAME",
+        "--solver", choices=SOLVERS, default="dopri5", metavar="NAME",
         help="dopri5 (the paper's), adams, dpm (good in 10 to 20 steps), ancestral [dopri5]",
     )  # fmt: skip
     parser.add_argument(
-        "--steps", type=int, metavar="N", help="[adams calibrates its own, ancestral 500, dpm 20]"
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of all noise [0]")
+        "--steps", type=positive, metavar="N",
+        help="of the solver [adams calibrates its own, ancestral 500, dpm 20]",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=natural, default=0, metavar="S", help="of all noise [0]")
     parser.add_argument(
         "--likelihood", action="store_true", help="also the log-likelihood of each sample"
     )
     parser.add_argument(
         "--fid", action="store_true", help="also the Fréchet distance to the training data"
     )
-    parser.add_argument("--batch-size", type=int, default=64, metavar="B", help="[64]")
+    parser.add_argument("--data", metavar="SPEC", help="data set for --fid [that of the run]")
+    parser.add_argument(
+        "--batch-size", type=positive, default=64, metavar="B", help="drawn together [64]"
+    )
     parser.add_argument("--device", metavar="DEVICE", help="such as cpu or cuda [cuda if any]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
     parser.add_argument("--force", action="store_true", help="replace what is there")
@@ -56,33 +61,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out ``idode sample``; the exit code."""
-    import torch
-
-    from idode.commands.tables import check_output, write_json
+    from idode.commands.frechet import Judge
+    from idode.commands.matching import data_for
+    from idode.commands.tables import write_json
     from idode.errors import InputError, NumericalError
     from idode.run import open_run
     from idode.training.distributed import pick_device
 
+    _check_request(args)
     opened = open_run(args.run)
     shape, levels = tuple(opened.config.model.shape), opened.config.model.levels
-    _check_out(args.out, shape, levels, args.force)
-    check_output(args.json, args.force)
+    _check_places(args, shape, levels)
     device = pick_device(args.device, 0)
-    judge = _Judge(opened, device) if args.fid else None
-    generator = torch.Generator().manual_seed(args.seed)
+    data = data_for(opened, args.data) if args.fid else None
+    model = opened.model(device)
+    judge = None if data is None else Judge(data, device)
     try:
-        drawn = _draw(args, opened, generator, device)
+        drawn = _draw(args, model, shape, device)
     except NumericalError as error:
         raise InputError(f"{args.run} cannot be sampled from: {error}") from None
     _write(args.out, drawn, levels)
     figures = _figures(args, drawn)
-    if judge is not None:
+    if judge is not None and drawn.complete:
         figures |= judge.figures(drawn)
     if args.json is not None:
         write_json(args.json, figures)
     if not args.quiet:
         _print(args, figures)
-    return 0
+    if not drawn.complete:
+        left = f"{len(drawn.x)} of {args.count} samples are in {args.out}"
+        print(f"idode sample: interrupted, {left}", file=sys.stderr)
+    return 0 if drawn.complete else INTERRUPTED
+
+
+def _check_request(args: argparse.Namespace) -> None:
+    """Refuse what does not go together."""
+    from idode.errors import InputError
+    from idode.sampling.task import steps_of
+
+    steps_of(args.solver, args.steps, args.likelihood)
+    if args.data is not None and not args.fid:
+        raise InputError(f"--data {args.data} is what --fid compares with: add --fid")
+    if args.fid and args.count < 2:
+        raise InputError("--fid needs the spread of at least 2 samples: raise --count")
+
+
+def _check_places(args: argparse.Namespace, shape: tuple[int, ...], levels: int | None) -> None:
+    from idode.commands.tables import check_output
+    from idode.errors import InputError
+
+    _check_out(args.out, shape, levels, args.force)
+    check_output(args.json, args.force)
+    if args.json is not None and args.json.resolve() == args.out.resolve():
+        raise InputError(f"--json and --out are the same file {args.out}: give two")
 
 
 def _check_out(out: Path, shape: tuple[int, ...], levels: int | None, force: bool) -> None:
@@ -106,24 +137,26 @@ def _check_out(out: Path, shape: tuple[int, ...], levels: int | None, force: boo
 
 
 def _draw(
-    args: argparse.Namespace, opened: Run, generator: torch.Generator, device: torch.device
+    args: argparse.Namespace, model: DiffusionODE, shape: tuple[int, ...], device: torch.device
 ) -> Samples:
-    from tqdm import tqdm
+    import torch
 
+    from idode.commands.progress import LateBar
     from idode.sampling import sample
 
-    with tqdm(total=args.count, unit="sample", disable=args.quiet, file=sys.stderr) as bar:
+    with LateBar("sample", args.quiet, args.count) as late:
+        late.update(0)
         return sample(
-            opened.model(device),
+            model,
             args.count,
-            opened.config.model.shape,
-            generator,
+            shape,
+            torch.Generator().manual_seed(args.seed),
             solver=args.solver,
             steps=args.steps,
             likelihood=args.likelihood,
             batch_size=args.batch_size,
             device=device,
-            progress=bar.update,
+            progress=late.update,
         )
 
 
@@ -162,63 +195,12 @@ def _replace(path: Path, content: bytes) -> None:
         raise InputError(f"cannot write {path} ({error.strerror}): choose another place") from None
 
 
-class _Judge:
-    """The Fréchet distance of samples to the data of a run; the test split is the yardstick."""
-
-    def __init__(self, opened: Run, device: torch.device) -> None:
-        from idode.data import load, same_data
-        from idode.errors import InputError
-        from idode.features import digits_features, inception_features
-
-        spec = opened.config.data
-        if spec is None:
-            raise InputError(f"{opened.path} names no data set to compare with: leave --fid out")
-        data = load(spec)
-        if data.levels is None:
-            raise InputError("a Fréchet distance is for images, not continuous data: no --fid")
-        if opened.identity is not None and not same_data(opened.identity, data.identity):
-            raise InputError(f"{spec} is not the data {opened.path} was trained on: get its own")
-        self.network = "digits" if data.identity.name == "digits" else "inception-v3"
-        self.features: Features = (
-            digits_features()
-            if self.network == "digits"
-            else inception_features(data.levels, device)
-        )
-        self.train = self._statistics(data, "train")
-        self.test = self._statistics(data, "test")
-
-    def _statistics(self, data: Dataset, split: str) -> FeatureStatistics:
-        """Cached where they are slow to get."""
-        from idode.data import default_root
-        from idode.fid import FeatureStatistics, statistics_of
-
-        images = getattr(data, split)
-        if self.network == "digits":
-            return statistics_of(images, self.features)
-        name = f"{self.network}-{data.identity.sha256[:16]}-{split}.npz"
-        path = default_root() / "features" / name
-        if path.exists():
-            return FeatureStatistics.load(path)
-        found = statistics_of(images, self.features)
-        found.save(path)
-        return found
-
-    def figures(self, drawn: Samples) -> dict[str, Any]:
-        from idode.fid import fid, frechet_distance
-
-        return {
-            "fid": fid(drawn.data, self.train, self.features),
-            "fid_of_test_split": frechet_distance(self.test, self.train),
-            "test_images": self.test.count,
-            "fid_features": self.network,
-        }
-
-
 def _figures(args: argparse.Namespace, drawn: Samples) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "run": str(args.run),
         "out": str(args.out),
         "count": len(drawn.x),
+        "complete": drawn.complete,
         "seed": args.seed,
         "solver": args.solver,
         "steps": args.steps,
@@ -248,8 +230,9 @@ def _print(args: argparse.Namespace, figures: dict[str, Any]) -> None:
         header += ["FID", f"FID of {figures['test_images']} test images"]
         row += [f"{figures['fid']:.3f}", f"{figures['fid_of_test_split']:.3f}"]
         notes.append(
-            f"FID by {figures['fid_features']} features against the training split; it falls with "
-            "the number of images, so compare at equal numbers."
+            f"FID by {figures['fid_features']} features against the training split of "
+            f"{figures['fid_data']}; it falls with the number of images, so compare at equal "
+            "numbers."
         )
     print(table(header, [row]))
     print("\n".join([*notes, str(args.out)]))

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -58,6 +58,15 @@ class Dataset:
     def dim(self) -> int:
         """Number of values in one sample."""
         return prod(self.shape)
+
+    def expect(self, shape: Sequence[int], levels: int | None, owner: str) -> None:
+        """Refuse to serve a model, called ``owner``, that is for samples of another kind."""
+        if (tuple(shape), levels) != (tuple(self.shape), self.levels):
+            raise InputError(
+                f"{owner} is for data of shape {tuple(shape)} with {levels} levels, and "
+                f"{self.identity.name} has {tuple(self.shape)} with {self.levels}: choose data of "
+                "its kind"
+            )
 
 
 def encode(rows: NDArray[Any], levels: int | None) -> NDArray[Any]:

@@ -38,6 +38,7 @@ class Samples:
     bits_per_dim: Tensor | None  # (N,) of the data, to compare with those of a test set
     nfe: float  # evaluations of the network for each sample
     seconds: float
+    complete: bool  # False when interrupted: what is here are the first samples of all
 
 
 def nearest_level(model: DiffusionODE, x: Tensor) -> Tensor:
@@ -80,6 +81,9 @@ def sample(
         dtype: Of states and network.
         device: Where the network is.
         progress: Called with the number of samples just done.
+
+    Returns:
+        The samples and their cost. ``Ctrl-C`` returns the batches that are done.
     """
     began = time.perf_counter()
     for name, value, least in (
@@ -93,20 +97,30 @@ def sample(
     task = Task(
         model, tuple(shape), seed, solver, steps, probes if likelihood else None, dtype, device
     ).ready(min(count, PILOT))
-    states, log_p, nfe = [], [], 0.0
-    for lo in range(0, count, batch_size):
-        indices = range(lo, min(count, lo + batch_size))
-        x, found, evaluations = task.draw(indices)
-        states.append(x.cpu())
-        log_p.append(found.cpu())
-        nfe += evaluations * len(indices) / count
-        if progress is not None:
-            progress(len(indices))
+    done: list[tuple[Tensor, Tensor, int]] = []
+    try:
+        for lo in range(0, count, batch_size):
+            indices = range(lo, min(count, lo + batch_size))
+            x, log_p, nfe = task.draw(indices)
+            done.append((x.cpu(), log_p.cpu(), nfe * len(indices)))
+            if progress is not None:
+                progress(len(indices))
+    except KeyboardInterrupt:
+        if not done:
+            raise
+    states, known, evaluations = zip(*done, strict=True)
     x = torch.cat(states)
-    known = torch.cat(log_p) if likelihood else None
     data = _clean(model, x) if model.levels is None else nearest_level(model, x)
-    bits = None if known is None else _bits(model, x, data, known)
-    return Samples(data, x, known, bits, nfe, time.perf_counter() - began)
+    density = torch.cat(known) if likelihood else None
+    return Samples(
+        data=data,
+        x=x,
+        log_p=density,
+        bits_per_dim=None if density is None else _bits(model, x, data, density),
+        nfe=sum(evaluations) / len(x),
+        seconds=time.perf_counter() - began,
+        complete=len(x) == count,
+    )
 
 
 def _clean(model: DiffusionODE, x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from idode.ode import Adams, Dopri5, Solver, uniform_grid
 from idode.sampling.ancestral import ancestral
 from idode.sampling.multistep import DataMultistep
 
-__all__ = ["PILOT", "SOLVERS", "Task", "latents"]
+__all__ = ["PILOT", "SOLVERS", "Task", "latents", "steps_of"]
 
 SOLVERS: dict[str, int | None] = {  # steps where none are asked for
     "dopri5": None,  # chooses its own
@@ -49,6 +49,28 @@ def latents(
     return (float(model.schedule.sigma(gamma)) * z).to(dtype)
 
 
+def steps_of(solver: str | Solver, steps: int | None, likelihood: bool) -> int | None:
+    """The steps a solver will take, ``None`` where it chooses them; what cannot be is refused."""
+    if not isinstance(solver, str):
+        if steps is not None:
+            raise InputError("a solver brings its own steps: leave steps out")
+        return None
+    usual = choose("solver", solver, SOLVERS)
+    if steps is not None and steps < 1:
+        raise InputError(f"sampling needs at least 1 step, got {steps}")
+    if solver == "dopri5" and steps is not None:
+        raise InputError(
+            f"dopri5 chooses its own steps, not {steps}: leave them out, or choose adams, "
+            "ancestral or dpm"
+        )
+    if solver == "ancestral" and likelihood:
+        raise InputError(
+            "ancestral sampling has no path whose density is known: for likelihoods choose "
+            "dopri5, adams or dpm"
+        )
+    return usual if steps is None else steps
+
+
 @dataclass(frozen=True)
 class Task:
     """One way of sampling: turns indices into states."""
@@ -64,24 +86,9 @@ class Task:
 
     def ready(self, pilot: int) -> Task:
         """The same with a solver in place of its name."""
+        steps = steps_of(self.solver, self.steps, self.probes is not None)
         if not isinstance(self.solver, str):
-            if self.steps is not None:
-                raise InputError("a solver brings its own steps: leave steps out")
             return self
-        usual = choose("solver", self.solver, SOLVERS)
-        steps = usual if self.steps is None else self.steps
-        if steps is not None and steps < 1:
-            raise InputError(f"sampling needs at least 1 step, got {steps}")
-        if self.solver == "dopri5" and steps is not None:
-            raise InputError(
-                f"dopri5 chooses its own steps, not {steps}: leave them out, or choose adams, "
-                "ancestral or dpm"
-            )
-        if self.solver == "ancestral" and self.probes is not None:
-            raise InputError(
-                "ancestral sampling has no path whose density is known: for likelihoods choose "
-                "dopri5, adams or dpm"
-            )
         if self.solver == "ancestral":
             return replace(self, steps=steps)
         return replace(self, solver=self._ode(steps, pilot), steps=None)

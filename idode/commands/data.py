@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
-from idode.data.catalogue import CATALOGUE
-from idode.data.fetching import fetch
-from idode.data.loading import default_root, load, verify
+from idode.commands.progress import LateBar
+from idode.commands.tables import check_output, write_json
+from idode.data import CATALOGUE, KINDS, default_root, fetch, load, verify
 from idode.data.mapped import blocks
-from idode.data.spec import KINDS
 from idode.errors import InputError
 
 __all__ = ["add_arguments", "run"]
@@ -38,22 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     parser.add_argument("--force", action="store_true", help="replace FILE")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
-
-
-class Bar:
-    """A progress bar over the files of a fetch: bytes, rate and time left of each."""
-
-    def __init__(self, quiet: bool) -> None:
-        self._bar = tqdm(unit="B", unit_scale=True, disable=quiet, file=sys.stderr)
-
-    def __call__(self, done: int, total: int | None) -> None:
-        if done < self._bar.n:  # the next file
-            self._bar.reset()
-        self._bar.total = total
-        self._bar.update(done - self._bar.n)
-
-    def close(self) -> None:
-        self._bar.close()
 
 
 def moments(split: NDArray[Any]) -> dict[str, Any]:
@@ -94,11 +74,16 @@ def list_all(root: Path) -> tuple[dict[str, Any], str]:
 
 
 def fetch_one(spec: str, root: Path, quiet: bool) -> tuple[dict[str, Any], str]:
-    bar = Bar(quiet)
-    try:
-        identity = fetch(spec, root, bar).identity
-    finally:
-        bar.close()
+    with LateBar("B", quiet, scaled=True) as late:
+
+        def progress(done: int, total: int | None) -> None:
+            bar = late.bar
+            if done < bar.n:  # the next file
+                bar.reset()
+            bar.total = total
+            bar.update(done - bar.n)
+
+        identity = fetch(spec, root, progress).identity
     return identity.to_json(), f"ready: {identity}"
 
 
@@ -138,20 +123,18 @@ ON_SPEC: dict[str, Callable[[str, Path, bool], tuple[dict[str, Any], str]]] = {
 
 def run(args: argparse.Namespace) -> int:
     """Carry out ``idode data``; returns the exit code."""
-    if args.json is not None and args.json.exists() and not args.force:
-        raise InputError(f"{args.json} exists: give another name, or --force to replace it")
+    check_output(args.json, args.force)
     root = args.root or default_root()
     if args.action == "list":
+        if args.spec is not None:
+            raise InputError(f"list shows all data sets: for one, idode data describe {args.spec}")
         result, text = list_all(root)
     elif args.spec is None:
         raise InputError(f"idode data {args.action} needs a data set: see idode data list")
     else:
         result, text = ON_SPEC[args.action](args.spec, root, args.quiet)
     if args.json is not None:
-        try:
-            args.json.write_text(json.dumps(result, indent=1) + "\n")
-        except OSError as error:
-            raise InputError(f"cannot write {args.json}: {error.strerror}") from error
+        write_json(args.json, result)
     if not args.quiet:
         print(text)
     return 0
