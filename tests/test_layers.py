@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import subprocess
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import idode
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "idode"
@@ -116,9 +119,20 @@ def test_relative_imports_are_refused() -> None:
 
 
 def test_the_public_face_shows_nothing_above_the_mathematics() -> None:
-    """Whatever it imports is paid for by every user, and cannot import the version from it."""
-    source = (PACKAGE / "__init__.py").read_text("utf-8")
-    assert [u for u in imported_units(ast.parse(source)) if RANK[u] > PUBLIC_FACE] == []
+    """Whatever it imports is paid for by every user, and cannot import the version from it.
+
+    What is loaded late shows in ``if TYPE_CHECKING`` alone, which never runs.
+    """
+    tree = ast.parse((PACKAGE / "__init__.py").read_text("utf-8"))
+    types = [n for n in tree.body if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n.test)]
+    late = {alias.name for block in types for n in block.body for alias in n.names}
+    tree.body = [n for n in tree.body if n not in types]
+    assert [u for u in imported_units(tree) if RANK[u] > PUBLIC_FACE] == []
+    assert late == set(idode.LATE) <= set(idode.__all__)
+    for name, module in idode.LATE.items():
+        assert getattr(idode, name) is getattr(importlib.import_module(module), name)
+    with pytest.raises(AttributeError, match="no attribute 'smaple'"):
+        _ = idode.smaple
 
 
 def test_no_unit_stands_in_two_layers() -> None:
