@@ -3,31 +3,61 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+from idode import __version__
 from idode.bounds import SDEBound, sde_bound
-from idode.data import Split
+from idode.config import to_json
+from idode.data import Split, default_root
+from idode.journal import Journal
+from idode.ledger import Ledger
 from idode.likelihood import BitsPerDim, Settings, bounds
 from idode.model import DiffusionODE
 from idode.ode import Adams
+from idode.run import Run, pretrained
 
-__all__ = ["DEQUANTIZATIONS", "IMPORTANCES", "bounds_table", "held_out_bound", "summary"]
+__all__ = [
+    "DEQUANTIZATIONS",
+    "IMPORTANCES",
+    "bounds_table",
+    "held_out_bound",
+    "model_digest",
+    "open_journal",
+    "summary",
+]
 
 DEQUANTIZATIONS = ("uniform", "variational", "tn")
 IMPORTANCES = (1, 5, 20)
 
 
 def held_out_bound(
-    model: DiffusionODE, split: Split, draws: int, device: torch.device | str
+    model: DiffusionODE,
+    split: Split,
+    draws: int,
+    device: torch.device | str,
+    *,
+    seed: int = 0,
+    batch_size: int = 128,
+    ledger: Ledger | None = None,
 ) -> SDEBound:
     """The SDE bound of a split."""
-    pixels = torch.from_numpy(np.asarray(split).astype(np.int32)).to(device)
-    return sde_bound(model, pixels, draws=draws)
+    return sde_bound(
+        model,
+        split,
+        draws=draws,
+        seed=seed,
+        batch_size=batch_size,
+        device=device,
+        ledger=ledger,
+    )
 
 
 def bounds_table(
@@ -35,14 +65,14 @@ def bounds_table(
     split: Split,
     settings: Settings,
     device: torch.device | str,
-    progress: Callable[[int], None],
+    ledger: Ledger | None = None,
 ) -> list[BitsPerDim]:
     """Three dequantizations by K = 1, 5, 20, with everything else as in ``settings``."""
     results: list[BitsPerDim] = []
     for name in DEQUANTIZATIONS:
         chosen = dataclasses.replace(settings, dequantization=name)
         try:
-            row = bounds(model, split, IMPORTANCES, chosen, device=device, progress=progress)
+            row = bounds(model, split, IMPORTANCES, chosen, device=device, ledger=ledger)
         except KeyboardInterrupt:
             if not results:
                 raise
@@ -76,3 +106,39 @@ def summary(result: BitsPerDim) -> Mapping[str, Any]:
 def _known(value: float) -> float | None:
     """JSON has no NaN."""
     return None if math.isnan(value) else value
+
+
+def model_digest(run: Run) -> str:
+    """SHA-256 of all that a run's numbers depend on: its settings and its weights."""
+    total = hashlib.sha256(json.dumps(to_json(run.config), sort_keys=True).encode())
+    for file in sorted(run.path.glob("*.safetensors")):
+        total.update(file.name.encode())
+        with file.open("rb") as stream:
+            for block in iter(lambda: stream.read(1 << 20), b""):
+                total.update(block)
+    return total.hexdigest()
+
+
+def open_journal(
+    run: Run, work: Mapping[str, Any], file: Path | None = None, rank: int = 0
+) -> Journal:
+    """The journal of an evaluation of ``run`` that ``work`` describes.
+
+    By default it is in ``RUN/evaluations``, or in the cache of idode where that cannot be written,
+    under a name made from everything its numbers depend on: other weights, data or settings
+    have another journal.
+
+    Args:
+        run: The run.
+        work: Settings and data, as plain values.
+        file: Another place.
+        rank: Number of this process.
+    """
+    versions = {"idode": __version__, "torch": str(torch.__version__)}
+    header = {**versions, "model": model_digest(run), **work}
+    if file is None:
+        own = run.path not in pretrained().values() and os.access(run.path, os.W_OK)
+        home = run.path if own else default_root()
+        name = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:16]
+        file = home / "evaluations" / f"{name}.jsonl"
+    return Journal(file, header, rank)

@@ -33,7 +33,8 @@ class Journal:
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any], rank: int = 0) -> None:
-        self.path, self._header = path, {"journal": FORMAT, **header}
+        self.path = path
+        self._header = json.loads(json.dumps({"journal": FORMAT, **header}))
         own = path if rank == 0 else path.with_name(f"{path.stem}.{rank}{path.suffix}")
         try:
             own.parent.mkdir(parents=True, exist_ok=True)

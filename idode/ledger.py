@@ -103,7 +103,9 @@ class Ledger:
                 "the processes see different models, data or settings: give all of them the same "
                 "command and the same files"
             )
-        self._known = {_key(record): record for _, records in seen for record in records}
+        self._known: dict[tuple[str, int, int], Record] = {
+            _key(record): record for _, records in seen for record in records
+        }
 
     def once(
         self, stage: str, size: int, make: Callable[[Callable[[int], None]], Record]

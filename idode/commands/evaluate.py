@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from idode.bounds import SDEBound
     from idode.data import Identity, Split
+    from idode.ledger import Ledger
     from idode.likelihood import BitsPerDim, Settings
     from idode.model import DiffusionODE
     from idode.run import Run
@@ -46,6 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--batch-size", type=int, default=64, metavar="B")
     parser.add_argument("--device", default="cpu", metavar="DEVICE", help="such as cuda [cpu]")
+    parser.add_argument(
+        "--journal", type=Path, metavar="FILE",
+        help="where finished batches are kept, to go on after an interruption [RUN/evaluations]",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here too")
     parser.add_argument("--force", action="store_true", help="replace FILE")
     parser.add_argument("--quiet", action="store_true", help="print the table only")
@@ -53,41 +61,79 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out ``idode evaluate``; the exit code."""
-    from idode.commands.tables import check_output, write_json
-    from idode.evaluation import summary
+    from idode.commands.stages import Stages
+    from idode.commands.tables import check_output
+    from idode.evaluation import open_journal
+    from idode.ledger import Ledger
     from idode.run import open_run
+    from idode.training import joined
 
     check_output(args.json, args.force)
     opened = open_run(args.run)
+    settings = _settings(args, opened.config.model.levels)
     split, identity = _data(args, opened)
-    model = opened.model(args.device)
-    settings = _settings(args, continuous=model.levels is None)
-    bound, results = _measure(args, model, split, settings)
-    _print(args, identity, len(results[0].per_image), bound, results)
-    if args.json is not None:
-        value: dict[str, Any] = {
-            "run": str(args.run),
-            "data": identity.to_json(),
-            "split": args.split,
-            "images": len(results[0].per_image),
-            "results": [dict(summary(result)) for result in results],
+    with joined(args.device) as world:
+        model = opened.model(world.device)
+        _check(args, model, settings)
+        quiet = args.quiet or not world.writes
+        work = _work(args, settings, identity, world.device)
+        with open_journal(opened, work, args.journal, world.rank) as journal:
+            _warn(opened, identity, quiet=not world.writes)
+            try:
+                with Stages(quiet) as stages:
+                    ledger = Ledger(stages, journal, world.rank, world.size)
+                    bound, results = _measure(args, model, split, settings, world.device, ledger)
+            except KeyboardInterrupt:
+                return _interrupted(journal.path)
+        if world.writes:
+            _print(args, identity, len(results[0].per_image), bound, results)
+        if not all(result.complete for result in results):
+            return _interrupted(journal.path)
+        if world.writes:
+            _write(args, identity, bound, results)
+    return 0
+
+
+def _interrupted(journal: Path) -> int:
+    kept = f"{journal} keeps what is finished; give the same command again to go on"
+    print(f"interrupted: {kept}", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _write(
+    args: argparse.Namespace,
+    identity: Identity,
+    bound: SDEBound | None,
+    results: list[BitsPerDim],
+) -> None:
+    """The result as JSON; only a finished one, since it would refuse the command that goes on."""
+    from idode.commands.tables import write_json
+    from idode.evaluation import summary
+
+    if args.json is None:
+        return
+    value: dict[str, Any] = {
+        "run": str(args.run),
+        "data": identity.to_json(),
+        "split": args.split,
+        "images": len(results[0].per_image),
+        "results": [dict(summary(result)) for result in results],
+    }
+    if bound is not None:
+        value["sde_bound"] = {
+            "bits_per_dim": bound.mean,
+            "standard_error": bound.standard_error,
+            "monte_carlo_error": bound.monte_carlo_error,
+            "reconstruction": bound.reconstruction,
+            "prior": bound.prior,
+            "diffusion": bound.diffusion,
         }
-        if bound is not None:
-            value["sde_bound"] = {
-                "bits_per_dim": bound.mean,
-                "standard_error": bound.standard_error,
-                "monte_carlo_error": bound.monte_carlo_error,
-                "reconstruction": bound.reconstruction,
-                "prior": bound.prior,
-                "diffusion": bound.diffusion,
-            }
-        write_json(args.json, value)
-    return 0 if all(result.complete for result in results) else INTERRUPTED
+    write_json(args.json, value)
 
 
 def _data(args: argparse.Namespace, opened: Run) -> tuple[Split, Identity]:
-    """The images to evaluate, after a warning if the model knows other ones."""
-    from idode.data import load, warning
+    """The images to evaluate."""
+    from idode.data import load
     from idode.errors import InputError
 
     spec = args.data or opened.config.data
@@ -102,18 +148,55 @@ def _data(args: argparse.Namespace, opened: Run) -> tuple[Split, Identity]:
             f"the model is for data of shape {wanted} with {levels} levels, {spec} has shape "
             f"{tuple(data.shape)} with {data.levels}: choose data of its kind"
         )
-    if opened.identity is not None:
-        text = warning(opened.identity, data.identity)
-        if text is not None:
-            print(f"warning: {text}", file=sys.stderr)
     return getattr(data, args.split)[: args.limit], data.identity
 
 
-def _settings(args: argparse.Namespace, continuous: bool) -> Settings:
+def _warn(opened: Run, identity: Identity, quiet: bool) -> None:
+    """Say where the model knows other data than it is evaluated on."""
+    from idode.data import warning
+
+    text = None if opened.identity is None else warning(opened.identity, identity)
+    if text is not None and not quiet:
+        print(f"warning: {text}", file=sys.stderr)
+
+
+def _check(args: argparse.Namespace, model: DiffusionODE, settings: Settings) -> None:
+    """Find what is wrong before anything is computed."""
+    from idode.evaluation import DEQUANTIZATIONS
+    from idode.weights import dequantization_for
+
+    for name in DEQUANTIZATIONS if args.bounds else (settings.dequantization,):
+        dequantization_for(model, dataclasses.replace(settings, dequantization=name))
+
+
+def _work(
+    args: argparse.Namespace, settings: Settings, identity: Identity, device: torch.device
+) -> dict[str, Any]:
+    """All that the numbers depend on besides the model; but not how many images are taken."""
+    return {
+        "settings": dataclasses.asdict(settings),
+        "bounds": args.bounds,
+        "draws": args.draws,
+        "split": args.split,
+        "data": identity.to_json(),
+        "device": device.type,
+    }
+
+
+def _settings(args: argparse.Namespace, levels: int | None) -> Settings:
+    """How the numbers are made, for data with so many levels or continuous data."""
+    from idode.errors import InputError
     from idode.likelihood import Settings
 
+    if levels is None and args.bounds:
+        raise InputError("--bounds compares ways from integers to states; this data is continuous")
+    if levels is not None and args.dequantization == "none":
+        raise InputError("--dequantization none is for continuous data: choose tn or another")
+    if levels is not None and (args.draws < 2 or args.draws % 2):
+        raise InputError(f"--draws must be even and at least 2, got {args.draws}")
+
     return Settings(
-        dequantization=args.dequantization or ("none" if continuous else "tn"),
+        dequantization=args.dequantization or ("none" if levels is None else "tn"),
         importance=args.importance,
         closed_form=args.closed_form,
         repeats=args.repeats,
@@ -128,25 +211,30 @@ def _settings(args: argparse.Namespace, continuous: bool) -> Settings:
 
 
 def _measure(
-    args: argparse.Namespace, model: DiffusionODE, split: Split, settings: Settings
+    args: argparse.Namespace,
+    model: DiffusionODE,
+    split: Split,
+    settings: Settings,
+    device: torch.device,
+    ledger: Ledger,
 ) -> tuple[SDEBound | None, list[BitsPerDim]]:
-    from tqdm import tqdm
-
-    from idode.evaluation import DEQUANTIZATIONS, bounds_table, held_out_bound
+    from idode.evaluation import bounds_table, held_out_bound
     from idode.likelihood import bits_per_dim
 
     bound = None
     if model.levels is not None:
-        bound = held_out_bound(model, split, args.draws, args.device)
-    passes = len(DEQUANTIZATIONS) if args.bounds else 1
-    with tqdm(total=passes * len(split), unit="image", disable=args.quiet, file=sys.stderr) as bar:
-        if args.bounds:
-            results = bounds_table(model, split, settings, args.device, bar.update)
-        else:
-            results = [
-                bits_per_dim(model, split, settings, device=args.device, progress=bar.update)
-            ]
-    return bound, results
+        bound = held_out_bound(
+            model,
+            split,
+            args.draws,
+            device,
+            seed=settings.seed,
+            batch_size=settings.batch_size,
+            ledger=ledger,
+        )
+    if args.bounds:
+        return bound, bounds_table(model, split, settings, device, ledger)
+    return bound, [bits_per_dim(model, split, settings, device=device, ledger=ledger)]
 
 
 def _print(
@@ -188,5 +276,5 @@ def _print(
     print(table(header, rows))
     print("± is the standard error of the mean; images, noise and probe are its parts, solver a")
     print("likely bias, all in bits/dim.")
-    for note in {note for r in results for note in r.notes}:
+    for note in dict.fromkeys(note for r in results for note in r.notes):
         print(f"note: {note}")
