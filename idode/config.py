@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,8 +16,10 @@ from typing import Any
 import torch
 
 from idode.errors import InputError, choose
-from idode.fields import hints_of, later, parse, table
+from idode.fields import at_least, hints_of, later, parse, table
 from idode.nets import MLPConfig, UNetConfig
+from idode.objective_config import ObjectiveConfig
+from idode.simulation import PLAIN, SimulationConfig
 
 __all__ = [
     "Config",
@@ -34,14 +35,6 @@ __all__ = [
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NETS: dict[str, type[UNetConfig] | type[MLPConfig]] = {"unet": UNetConfig, "mlp": MLPConfig}
-
-
-def at_least(config: object, **limits: float) -> None:
-    """Refuse a field below its limit; written so that NaN is refused too."""
-    for name, low in limits.items():
-        value = getattr(config, name)
-        if value is not None and not (value >= low and math.isfinite(value)):
-            raise InputError(f"{name}={value}: must be {low:g} or more, and finite")
 
 
 @dataclass(frozen=True)
@@ -69,49 +62,6 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.clock is not None and len(self.clock) != 2:
             raise InputError(f"clock={self.clock}: give two gammas, or none")
-
-
-@dataclass(frozen=True)
-class ObjectiveConfig:
-    """What is minimised, and where on the clock.
-
-    Args:
-        order: 1, or 2 for the fine-tuning objective.
-        density: ``designed``, ``uniform-gamma``, ``adaptive``, ``normal-gamma`` or
-            ``uniform-time:CLOCK``.
-        weighting: A name in :data:`idode.training.objective.WEIGHTINGS`.
-        low_discrepancy: Spread the times of a batch evenly.
-        ratio: Weight of the second-order term.
-        probes: Hutchinson probes for each sample of the second-order term.
-        unbiased: Square by the product of two different probes.
-        augment: Mirror and turn images, and tell the network by its flag.
-        data: ``centres`` of the bins, or ``uniform`` noise in them.
-        truncation: Exponent of Soft Truncation's prior over the smallest time of a batch.
-    """
-
-    order: int = 1
-    density: str = "designed"
-    weighting: str = "likelihood"
-    low_discrepancy: bool = True
-    ratio: float = 0.1
-    probes: int = 1
-    unbiased: bool = False
-    augment: bool = False
-    data: str = later("centres")
-    truncation: float | None = later(None)
-
-    def __post_init__(self) -> None:
-        at_least(self, ratio=0, probes=1, truncation=0)
-        if self.order not in (1, 2):
-            raise InputError(f"order={self.order}: must be 1 or 2")
-        if self.order == 2 and self.weighting != "likelihood":
-            raise InputError(
-                f"weighting={self.weighting}: the second order is defined for likelihood only"
-            )
-        if self.truncation is not None and self.density == "adaptive":
-            raise InputError("truncation needs a fixed density: adaptive learns the whole clock")
-        if self.unbiased and self.probes < 2:
-            raise InputError(f"unbiased needs probes=2 or more, got probes={self.probes}")
 
 
 @dataclass(frozen=True)
@@ -204,6 +154,7 @@ class Config:
     net: UNetConfig | MLPConfig = field(default_factory=UNetConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    simulation: SimulationConfig = later(PLAIN)  # noqa: RUF009  it is a field
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
 
     def __post_init__(self) -> None:

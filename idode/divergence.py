@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from idode.errors import InputError
-from idode.numerics import per_sample
 
-__all__ = ["PROBES", "Probe", "exact", "gaussian", "hutchinson", "rademacher"]
+__all__ = ["PROBES", "Probe", "exact", "gaussian", "hutchinson", "products", "rademacher"]
 
 Field = Callable[[Tensor], Tensor]
 
@@ -46,8 +45,10 @@ def gaussian(n: int, x: Tensor, generator: torch.Generator | None) -> Tensor:
 PROBES: dict[str, Probe] = {"rademacher": rademacher, "gaussian": gaussian}
 
 
-def hutchinson(f: Field, x: Tensor, probes: Tensor) -> tuple[Tensor, Tensor]:
-    """Value of ``f`` and one divergence estimate for each probe, from one forward pass.
+def products(f: Field, x: Tensor, probes: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Value of ``f`` and :math:`(\nabla f)^\top p` for each probe, from one forward pass.
+
+    A state that has a graph keeps it, so that gradients flow along the steps of a solver.
 
     Args:
         f: Field, ``(B, *)`` to ``(B, *)``, each sample on its own.
@@ -55,8 +56,7 @@ def hutchinson(f: Field, x: Tensor, probes: Tensor) -> tuple[Tensor, Tensor]:
         probes: ``(n, B, *)``.
 
     Returns:
-        ``f(x)`` of shape ``(B, *)`` and the estimates ``(n, B)``; their mean over n is the
-        estimate of the divergence.
+        ``f(x)`` of shape ``(B, *)`` and the products ``(n, B, *)``.
     """
     if probes.shape[1:] != x.shape:
         raise InputError(
@@ -65,14 +65,25 @@ def hutchinson(f: Field, x: Tensor, probes: Tensor) -> tuple[Tensor, Tensor]:
         )
     training = torch.is_grad_enabled()
     with torch.enable_grad():
-        x = x.detach().requires_grad_()
+        x = x if training and x.requires_grad else x.detach().requires_grad_()
         y = f(x)
         last = len(probes) - 1
-        estimates = [
-            per_sample(p * _vjp(y, x, p, create_graph=training, keep=training or i < last))
+        found = [
+            _vjp(y, x, p, create_graph=training, keep=training or i < last)
             for i, p in enumerate(probes)
         ]
-    return (y if training else y.detach()), torch.stack(estimates)
+    return (y if training else y.detach()), torch.stack(found)
+
+
+def hutchinson(f: Field, x: Tensor, probes: Tensor) -> tuple[Tensor, Tensor]:
+    """Value of ``f`` and one divergence estimate for each probe, as in :func:`products`.
+
+    Returns:
+        ``f(x)`` of shape ``(B, *)`` and the estimates ``(n, B)``; their mean over n is the
+        estimate of the divergence.
+    """
+    y, found = products(f, x, probes)
+    return y, (probes * found).flatten(2).sum(2)
 
 
 def exact(f: Field, x: Tensor, chunk: int = 512) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 from idode.errors import InputError
 
-__all__ = ["hints_of", "later", "parse", "table"]
+__all__ = ["at_least", "hints_of", "later", "parse", "table"]
 
 TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 NOTHING = {"none", "null"}
@@ -20,6 +21,14 @@ LATER = "later"
 def later(default: Any) -> Any:  # noqa: ANN401  the type stands beside the field's name
     """A field that files of earlier versions lack: its default must be what they meant."""
     return dataclasses.field(default=default, metadata={LATER: True})
+
+
+def at_least(config: object, **limits: float) -> None:
+    """Refuse a field below its limit; written so that NaN is refused too."""
+    for name, low in limits.items():
+        value = getattr(config, name)
+        if value is not None and not (value >= low and math.isfinite(value)):
+            raise InputError(f"{name}={value}: must be {low:g} or more, and finite")
 
 
 def hints_of(cls: type) -> dict[str, Any]:

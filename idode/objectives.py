@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from idode.divergence import hutchinson
+from idode.divergence import hutchinson, products
 from idode.errors import InputError
 from idode.model import DiffusionODE
 from idode.numerics import like, per_sample
 from idode.predictors import NOISE, VELOCITY, convert, target
 from idode.schedules import Schedule
 
-__all__ = ["Losses", "diffuse", "first_order", "second_order"]
+__all__ = ["Losses", "diffuse", "first_order", "second_order", "second_order_score"]
 
 Weight = Callable[[Tensor], Tensor]
 
@@ -115,3 +115,40 @@ def second_order(
     else:
         square = miss.mean(0) ** 2
     return Losses(first, 2 / dim * square)
+
+
+def second_order_score(
+    model: DiffusionODE,
+    x0: Tensor,
+    eps: Tensor,
+    gamma: Tensor,
+    probes: Tensor,
+    flag: Tensor | None = None,
+) -> Losses:
+    r"""First-order loss and second-order denoising score matching (math.md: score-hessian).
+
+    .. math:: J_2 = \frac1{2d}\Big(\|\sigma^2\nabla s\,p + p - (\ell\cdot p)\ell\|^2
+              + \big(\sigma^2p^\top\nabla s\,p + \|p\|^2 - (\ell\cdot p)^2\big)^2\Big),
+              \qquad \ell = \mathrm{sg}[\epsilon - \hat\epsilon]
+
+    Lu et al. 2022: the whole Hessian of the log-density and its trace, each through a probe
+    :math:`p`. It takes :math:`(\nabla s)^\top p`; the Hessian it is to match is symmetric.
+
+    Args:
+        model: Network, predictor and schedule.
+        x0: Clean data ``(B, *)``.
+        eps: Standard normal noise ``(B, *)``.
+        gamma: Noise levels ``(B,)``.
+        probes: ``(n, B, *)``; the loss is the mean over them.
+        flag: Augmentation flags ``(B,)``.
+    """
+    schedule, dim = model.schedule, x0[0].numel()
+    xt = diffuse(x0, eps, gamma, schedule)
+    eps_hat, slopes = products(lambda x: model.noise(x, gamma, flag), xt, probes)
+    first = per_sample((eps - eps_hat) ** 2) / 2
+    miss = (eps - eps_hat).detach()  # its gradient would reward a worse first order
+    curved = -like(schedule.sigma(gamma), xt) * slopes + probes  # sigma² Hessian p + p
+    along = (miss * probes).flatten(2).sum(2)  # (n, B)
+    whole = (curved - along.reshape(*along.shape, *(1,) * (miss.ndim - 1)) * miss) ** 2
+    trace = (probes * curved).flatten(2).sum(2) - along**2
+    return Losses(first, (whole.flatten(2).sum(2) + trace**2).mean(0) / (2 * dim))

@@ -65,7 +65,7 @@ class SoftTruncation:
 
     Bounded by the ends of the clock, in ScoreSDE's time, as in its paper. A loss over the noise
     levels above a random start weighs each of them by the probability that the start is below
-    it.
+    it (math.md: soft-truncation).
 
     Args:
         gamma_min: Of the model.

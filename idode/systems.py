@@ -3,7 +3,7 @@
 A system is a schedule, a predictor, a weighting, a time density and an objective; network, data
 and optimisation come from the preset it is applied to, so that systems compare on equal terms.
 The least noise is the preset's, since bounds on integers need noise that fits a bin; so is the
-most, but for systems whose paper ends its clock elsewhere (docs/math.md, last section).
+most, but for systems whose paper ends its clock elsewhere (math.md: their-ends).
 """
 
 from __future__ import annotations
@@ -68,6 +68,16 @@ COMPARED: dict[str, System] = {
     "rectified-flow": system(
         "Rectified Flow before reflow: straight path, its velocity, uniform time",
         *("sp", f"velocity:{STRAIGHT}", f"uniform-time:{STRAIGHT}", SIMPLE),
+    ),
+    "high-order-dsm": system(
+        "Lu et al. 2022: denoising score matching to the second order",
+        *("ve", "noise-of-scaled", "uniform-gamma", VE_END),
+        *("objective.order=2", "objective.second=score-matching", "objective.ratio=1"),
+    ),
+    "ffjord": system(
+        "FFJORD: free velocity on a unit time, maximum likelihood through the solver",
+        *("vp", f"velocity:{TURNING}", f"uniform-time:{TURNING}", UNIFORM),
+        "objective.method=simulation",
     ),
     "edm": system(
         "EDM: preconditioned denoiser, unit weight on its network, log-normal noise",

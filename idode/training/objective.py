@@ -2,6 +2,7 @@ r"""The training loss of a configuration: batches of noised data, and their per-
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,8 +16,9 @@ from idode.dequantization import Uniform, centres
 from idode.divergence import rademacher
 from idode.errors import InputError, choose
 from idode.model import DiffusionODE
-from idode.objectives import Losses, first_order, second_order
+from idode.objectives import Losses, first_order, second_order, second_order_score
 from idode.other_densities import NormalGamma, SoftTruncation, above
+from idode.simulation import PLAIN, SimulationConfig, simulated
 from idode.time_sampling import (
     Adaptive,
     Designed,
@@ -26,8 +28,9 @@ from idode.time_sampling import (
     UniformTime,
     quantiles,
 )
+from idode.weights import uniform_start
 
-__all__ = ["DATA", "WEIGHTINGS", "Batch", "Objective", "build_density"]
+__all__ = ["DATA", "METHODS", "SECOND_ORDERS", "WEIGHTINGS", "Batch", "Objective", "build_density"]
 
 Weighting = Callable[[Times], Callable[[Tensor], Tensor] | None]
 
@@ -105,6 +108,7 @@ class Objective:
 
     config: ObjectiveConfig
     density: TimeDensity
+    simulation: SimulationConfig = PLAIN
 
     def draw(self, samples: Tensor, levels: int | None, generator: torch.Generator) -> Batch:
         """Noise for a whole batch of data ``(B, *)``, on the CPU.
@@ -119,8 +123,8 @@ class Objective:
         x0 = samples.to(torch.float32) if levels is None else place(samples, levels, generator)
         times = self._times(len(x0), generator)
         eps = torch.randn(x0.shape, generator=generator)
-        second = self.config.order == 2
-        probes = rademacher(self.config.probes, x0, generator) if second else None
+        derived = self.config.order == 2 or self.config.method == "simulation"
+        probes = rademacher(self.config.probes, x0, generator) if derived else None
         return Batch(x0, eps, times, flag, probes)
 
     @torch.no_grad()
@@ -135,9 +139,59 @@ class Objective:
 
     def losses(self, model: DiffusionODE, batch: Batch) -> Losses:
         """Per-sample terms, before the division by the density."""
-        x0, eps, gamma, flag = batch.x0, batch.eps, batch.times.gamma, batch.flag
-        if batch.probes is not None:
-            return second_order(model, x0, eps, gamma, batch.probes, self.config.unbiased, flag)
-        weight = choose("weighting", self.config.weighting, WEIGHTINGS)(batch.times)
-        first = first_order(model, x0, eps, gamma, weight, flag)
-        return Losses(first, torch.zeros_like(first))
+        return choose("method", self.config.method, METHODS)(self, model, batch)
+
+
+def _matching(objective: Objective, model: DiffusionODE, batch: Batch) -> Losses:
+    config = objective.config
+    if config.order == 2:
+        return choose("second order", config.second, SECOND_ORDERS)(config, model, batch)
+    weight = choose("weighting", config.weighting, WEIGHTINGS)(batch.times)
+    given = batch.x0, batch.eps, batch.times.gamma
+    first = first_order(model, *given, weight, batch.flag)
+    return Losses(first, torch.zeros_like(first))
+
+
+def _simulation(objective: Objective, model: DiffusionODE, batch: Batch) -> Losses:
+    """Uniform pixels enter where evaluation lets them in, and are paid for by the bin's width."""
+    assert batch.probes is not None
+    start, width = model.gamma_min, 1.0
+    if model.levels is not None:
+        start, width = max(start, uniform_start(model.levels)), 2 / model.levels
+    nats = simulated(
+        model,
+        batch.x0,
+        batch.probes,
+        objective.density,
+        objective.simulation,
+        start=start,
+        flag=batch.flag,
+    )
+    bound = nats - batch.x0[0].numel() * math.log(width)
+    # No noise level was drawn: the density that every loss is divided by cancels.
+    first = (bound * batch.times.density).to(batch.x0.dtype)
+    return Losses(first, torch.zeros_like(first))
+
+
+METHODS: dict[str, Callable[[Objective, DiffusionODE, Batch], Losses]] = {
+    "matching": _matching,
+    "simulation": _simulation,
+}
+
+
+def _flow_matching(config: ObjectiveConfig, model: DiffusionODE, batch: Batch) -> Losses:
+    assert batch.probes is not None
+    given = batch.x0, batch.eps, batch.times.gamma, batch.probes
+    return second_order(model, *given, config.unbiased, batch.flag)
+
+
+def _score_matching(config: ObjectiveConfig, model: DiffusionODE, batch: Batch) -> Losses:
+    assert batch.probes is not None
+    given = batch.x0, batch.eps, batch.times.gamma, batch.probes
+    return second_order_score(model, *given, batch.flag)
+
+
+SECOND_ORDERS: dict[str, Callable[[ObjectiveConfig, DiffusionODE, Batch], Losses]] = {
+    "flow-matching": _flow_matching,
+    "score-matching": _score_matching,
+}

@@ -15,7 +15,14 @@ from idode.time_sampling import Adaptive
 from idode.training import checkpoint
 from idode.training.distributed import World
 from idode.training.metrics import Window
-from idode.training.objective import DATA, WEIGHTINGS, Objective, build_density
+from idode.training.objective import (
+    DATA,
+    METHODS,
+    SECOND_ORDERS,
+    WEIGHTINGS,
+    Objective,
+    build_density,
+)
 from idode.training.optimisation import Average, adam, moments
 from idode.training.randomness import Purpose, generator
 
@@ -39,6 +46,8 @@ class State:
         settings = config.train
         choose("weighting", config.objective.weighting, WEIGHTINGS)
         choose("way to place data", config.objective.data, DATA)
+        choose("method", config.objective.method, METHODS)
+        choose("second order", config.objective.second, SECOND_ORDERS)
         net = build_net(config, generator(settings.seed, Purpose.WEIGHTS))
         if start is not None:
             net.load_state_dict(start)
@@ -50,7 +59,7 @@ class State:
             diffusion_ode(self.net, config),
             generator(settings.seed, Purpose.DENSITY),
         )
-        self.objective = Objective(config.objective, density)
+        self.objective = Objective(config.objective, density, config.simulation)
         self.density_optimiser: torch.optim.Optimizer | None = None
         if isinstance(density, Adaptive):
             timing = replace(settings, lr=settings.density_lr, weight_decay=0.0)
@@ -78,8 +87,11 @@ class State:
         return found
 
     @torch.no_grad()
-    def restore(self, run: Run, world: World, notice: Callable[[str], None]) -> None:
-        """Take over the last good checkpoint of the run, if there is one, on every process."""
+    def restore(self, run: Run, world: World, notice: Callable[[str], None]) -> bool:
+        """Take over the last good checkpoint of the run, if there is one, on every process.
+
+        Whether there was one is known to the process that writes.
+        """
         live = self.tensors()
         loaded = checkpoint.load_latest(run.checkpoints, notice) if world.writes else None
         if loaded is not None:
@@ -98,3 +110,4 @@ class State:
                 tensor.copy_(saved[name])
             notice(f"resuming after step {self.step}")
         world.broadcast(live.values())
+        return loaded is not None
