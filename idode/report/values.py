@@ -1,23 +1,22 @@
 r"""Bits per dimension for a page of figures, from one grid and shared draws.
 
-:func:`idode.likelihood.bounds` tunes its solver for every setting it is asked for, and solves one
-draw at a time. A report asks for a dozen settings on few images, where that would be most of the
-time: here the grid is tuned once, and the draws of few images are solved in one batch. The bounds
-for K = 1, 5, 20 come from the same twenty draws, as there: they are ordered for every image.
+:func:`idode.likelihood.bounds` tunes its solver for every setting it is asked for. A report asks
+for a dozen settings on few images, where that would be most of the time: here the grid is tuned
+once and passed on. The bounds for K = 1, 5, 20 come from the same twenty draws: they are ordered
+for every image.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from idode import likelihood
 from idode.errors import InputError
-from idode.evaluation import IMPORTANCES
+from idode.evaluation import DEQUANTIZATIONS, IMPORTANCES
 from idode.model import DiffusionODE
-from idode.numerics import log_mean_exp, nats_to_bits
 from idode.ode import GRADED, Adams
 from idode.pilot import Pilot, tune
 from idode.weights import Settings, Task, dequantization_for, uniform_start
@@ -54,61 +53,23 @@ class Engine:
         assert isinstance(self.pilot.solver, Adams)
         return len(self.pilot.solver.grid) + GRADED
 
-    def draw(self, pixels: Tensor, settings: Settings, draws: int) -> tuple[Tensor, float, float]:
-        """Log-weights ``(draws, N)`` of images, NFE of a solve, and likely solver error.
-
-        An image keeps its probe over all draws, as in :class:`Settings`.
-        """
-        task = Task(self.model, settings, dequantization_for(self.model, settings), torch.float32)
-        solver, limit = self.pilot.solver, self.pilot.most_roughness
-        columns, error, nfe = [], 0.0, 0.0
-        for lo in range(0, len(pixels), settings.batch_size):
-            chunk = pixels[lo : lo + settings.batch_size]
-            indices = range(lo, lo + len(chunk))
-            rows = []
-            # Few images leave room in a batch: several of their draws are solved together.
-            together = max(1, settings.batch_size // len(chunk))
-            for first in range(0, draws, together):
-                block = range(first, min(draws, first + together))
-                states = [task.state(chunk, indices, k) for k in block]
-                x = torch.cat([x for x, _ in states])
-                weight = torch.cat([weight for _, weight in states])
-                probes = task.probes(states[0][0], indices, 0, settings.probes)
-                probes = None if probes is None else torch.cat([probes] * len(block), dim=1)
-                found = task.solve(x, probes, solver, limit)
-                rows.append((found.log_p + weight).reshape(len(block), -1).cpu())
-                share = len(x) / (len(pixels) * draws)
-                nfe += found.nfe * share
-                error += float(found.roughness.mean()) * share
-            columns.append(torch.cat(rows))
-        error *= self.pilot.error_per_roughness
-        return torch.cat(columns, dim=1), nfe, error
-
     def values(
         self, pixels: Tensor, settings: Settings, importance: tuple[int, ...]
     ) -> tuple[Value, ...]:
         """One value for each K, all from the same draws of the largest."""
-        draws = max(importance)
-        log_w, nfe, error = self.draw(pixels, settings, draws)
-        dim = pixels[0].numel()
-        found = []
-        for k in importance:
-            groups = log_w.reshape(draws // k, k, -1).transpose(0, 1)
-            per_image = -nats_to_bits(log_mean_exp(groups).mean(0), dim)
-            n = len(per_image)
-            spread = math.sqrt(float(per_image.var()) / n) if n > 1 else math.nan
-            found.append(
-                Value(
-                    mean=float(per_image.mean()),
-                    standard_error=spread,
-                    per_image=per_image,
-                    solver_error=error,
-                    nfe=nfe,
-                    draws=draws,
-                    settings=replace(settings, importance=k),
-                )
+        found = likelihood.bounds(self.model, pixels, importance, settings, pilot=self.pilot)
+        return tuple(
+            Value(
+                mean=each.mean,
+                standard_error=each.standard_error,
+                per_image=each.per_image,
+                solver_error=float(each.solver_error.mean()),
+                nfe=each.nfe,
+                draws=each.groups * each.settings.importance,
+                settings=each.settings,
             )
-        return tuple(found)
+            for each in found
+        )
 
 
 def engine(
@@ -128,8 +89,7 @@ def bounds(solve: Engine, pixels: Tensor) -> tuple[Value, ...]:
     """The paper's table: three dequantizations by K; one value for continuous data."""
     if solve.model.levels is None:
         return solve.values(pixels, solve.settings, (1,))
-    names = ("uniform", "variational", "tn")
-    chosen = (replace(solve.settings, dequantization=name) for name in names)
+    chosen = (replace(solve.settings, dequantization=name) for name in DEQUANTIZATIONS)
     return tuple(value for s in chosen for value in solve.values(pixels, s, IMPORTANCES))
 
 
