@@ -152,7 +152,7 @@ class Uniform(Dequantization):
         """The paper does not multiply by alpha here, so neither do we."""
         check_pixels(pixels, self.levels)
         x = (2 * (pixels.double() + noise.double())) / self.levels - 1
-        weight = torch.full((len(x),), -x[0].numel() * math.log(self.levels / 2)).to(x)
+        weight = x.new_full((len(x),), -x[0].numel() * math.log(self.levels / 2))
         return Draw(x.to(noise.dtype), weight, weight)
 
 
@@ -200,4 +200,4 @@ def _scales(schedule: Schedule, gamma: float) -> tuple[float, float]:
     return float(schedule.alpha(clock)), float(schedule.sigma(clock))
 
 
-DEQUANTIZATIONS = ("tn", "uniform", "variational", "none")
+DEQUANTIZATIONS = ("tn", "uniform", "variational", "learned", "none")

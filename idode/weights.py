@@ -152,6 +152,7 @@ class Task:
     bridge: Dequantization
     dtype: torch.dtype
 
+    @torch.no_grad()
     def state(self, pixels: Tensor, indices: Sequence[int], repeat: int) -> tuple[Tensor, Tensor]:
         """States ``(B, *)`` and the weights ``(B,)`` that make bounds of their log-densities."""
         shape = pixels.shape[1:]

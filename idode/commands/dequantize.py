@@ -1,0 +1,103 @@
+"""``idode dequantize``: train the noise inside the bins for a run, which itself stays as it is."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from idode.run import Run
+
+__all__ = ["add_arguments", "run"]
+
+INTERRUPTED = 130
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``idode dequantize``."""
+    parser.add_argument("run", metavar="RUN", help="folder of a trained or imported run")
+    parser.add_argument(
+        "--out", type=Path, metavar="NEW", help="put it into a copy of the run [RUN itself]"
+    )
+    parser.add_argument("--data", metavar="SPEC", help="data set [the one of the run]")
+    parser.add_argument(
+        "--base", choices=("tn", "uniform"), default="tn", help="where learning starts [tn]"
+    )
+    parser.add_argument("--steps", type=int, default=2000, metavar="N", help="of Adam [2000]")
+    parser.add_argument("--batch-size", type=int, default=64, metavar="B", help="images [64]")
+    parser.add_argument("--lr", type=float, default=1e-3, metavar="LR", help="at first [0.001]")
+    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    parser.add_argument("--device", default="cpu", metavar="DEVICE", help="such as cuda [cpu]")
+    parser.add_argument("--force", action="store_true", help="replace the one that is there")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out ``idode dequantize``; the exit code."""
+    from idode.commands.matching import data_for
+    from idode.commands.progress import Bar
+    from idode.dequantizer_file import save_dequantizer
+    from idode.run import CONFIG, open_run
+    from idode.training.dequantizer import Fitting, fit_dequantizer, fresh_dequantizer
+
+    opened = open_run(args.run)
+    folder = _folder(args, opened)
+    fitting = Fitting(args.steps, args.batch_size, args.lr, args.seed)
+    model = opened.model(args.device)
+    fresh = fresh_dequantizer(model, tuple(opened.config.model.shape), args.base, args.seed)
+    data = data_for(opened, args.data)
+    with Bar(fitting.steps, args.quiet) as bar:
+        trained = fit_dequantizer(
+            model, fresh, data.train, data.test, fitting, device=args.device,
+            progress=lambda step, loss: bar.progress(step, {"loss": loss}),
+        )  # fmt: skip
+    if not (folder / CONFIG).exists():
+        _copy(opened, folder)
+    save_dequantizer(folder, trained.learned, args.base, trained.step)
+    if trained.interrupted:
+        print(f"interrupted: {folder} has what {trained.step} steps taught; --force starts again",
+              file=sys.stderr)  # fmt: skip
+    elif not args.quiet:
+        print(f"{folder}: {trained.step} steps on {data.identity}")
+        print(f"by the training objective {trained.gain:.4f} ± {trained.gain_error:.4f} bits/dim "
+              f"less than {args.base} on held-out images; for the ODE's value: "
+              f"idode evaluate {folder} --dequantization learned")  # fmt: skip
+    return INTERRUPTED if trained.interrupted else 0
+
+
+def _folder(args: argparse.Namespace, opened: Run) -> Path:
+    """Where the dequantizer goes, refused before any work is done."""
+    from idode.dequantizer_file import DEQUANTIZER, digest_of
+    from idode.errors import InputError
+    from idode.run import CONFIG, SHIPPED
+
+    if args.out is None and str(args.run).startswith(SHIPPED):
+        raise InputError(
+            f"{args.run} comes with the package, which stays as it is: give a folder for a copy "
+            "of it with --out NEW"
+        )
+    folder: Path = opened.path if args.out is None else args.out
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: give a folder")
+    if (folder / CONFIG).exists() and digest_of(folder) != digest_of(opened.path):
+        raise InputError(f"{folder} has another run than {opened.path}: give another folder")
+    if (folder / DEQUANTIZER).exists() and not args.force:
+        raise InputError(f"{folder} has a learned dequantization: replace it by --force")
+    return folder
+
+
+def _copy(opened: Run, folder: Path) -> None:
+    """The run's model in another folder; as a file, so that both have the same digest."""
+    import shutil
+    from dataclasses import replace
+
+    from idode.errors import InputError
+    from idode.run import MODEL
+
+    replace(opened, path=folder).write_config()
+    try:
+        shutil.copyfile(opened.path / MODEL, folder / MODEL)
+    except OSError as error:
+        raise InputError(f"cannot write {folder / MODEL} ({error.strerror}): make room") from None

@@ -1,0 +1,113 @@
+"""The dequantizer of a run on disk: ``RUN/dequantizer.safetensors``, weights and settings in one.
+
+One file, so that it is there whole or not at all. It names the model it was trained for: for any
+other it would still give a bound, and a worse one than its owner thinks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from idode.errors import InputError
+from idode.learned import Learned, base
+from idode.model import DiffusionODE
+from idode.nets.bin_flow import BinFlow, BinFlowConfig
+from idode.run import MODEL, Run
+
+__all__ = [
+    "DEQUANTIZER",
+    "Stored",
+    "digest_of",
+    "has_dequantizer",
+    "load_dequantizer",
+    "save_dequantizer",
+]
+
+DEQUANTIZER = "dequantizer.safetensors"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a file says of its dequantizer."""
+
+    base: str
+    gamma: float  # where on the clock it draws
+    levels: int
+    model: str  # digest of the weights it was trained for
+    steps: int
+
+
+def has_dequantizer(run: Run) -> bool:
+    """Whether the run has one."""
+    return (run.path / DEQUANTIZER).exists()
+
+
+def save_dequantizer(path: Path, learned: Learned, name: str, steps: int) -> None:
+    """Write the file of the run in the folder ``path`` in one atomic step.
+
+    Args:
+        path: Folder with the model.
+        learned: The dequantizer.
+        name: Of its base.
+        steps: It was trained for.
+    """
+    stored = Stored(name, learned.gamma, learned.levels, digest_of(path), steps)
+    described = {
+        "flow": json.dumps(dataclasses.asdict(learned.flow.config)),
+        "dequantizer": json.dumps(dataclasses.asdict(stored)),
+    }
+    weights = {k: v.detach().cpu().contiguous() for k, v in learned.flow.state_dict().items()}
+    temporary = path / f".{DEQUANTIZER}.tmp"
+    try:
+        save_file(weights, temporary, described)
+        temporary.chmod(0o644)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path / DEQUANTIZER)
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(f"cannot write {path / DEQUANTIZER} ({error}): make room") from None
+
+
+def load_dequantizer(run: Run, model: DiffusionODE) -> Learned:
+    """The run's dequantizer, on the CPU; refused if it belongs to other weights."""
+    file = run.path / DEQUANTIZER
+    if not has_dequantizer(run):
+        raise InputError(
+            f"{run.path} has no learned dequantization: train one with idode dequantize"
+        )
+    try:
+        with safe_open(file, "pt") as opened:  # type: ignore[no-untyped-call]
+            described = opened.metadata()
+            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        stored = Stored(**json.loads(described["dequantizer"]))
+        flow = BinFlow(BinFlowConfig(**json.loads(described["flow"])))
+        flow.load_state_dict(weights)
+    except (OSError, SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        text = " ".join(str(error).split())[:100]
+        raise InputError(
+            f"{file} cannot be read ({text}): train it again with idode dequantize --force"
+        ) from None
+    if stored.model != digest_of(run.path):
+        raise InputError(
+            f"{file} was trained for other weights than {run.path / MODEL} has: train it again "
+            "with idode dequantize --force"
+        )
+    start = base(stored.base, model.schedule, stored.gamma, stored.levels)
+    return Learned(start, flow.eval().requires_grad_(False), stored.levels)
+
+
+def digest_of(path: Path) -> str:
+    """Of the weights of the run in a folder."""
+    try:
+        return hashlib.sha256((path / MODEL).read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"{path / MODEL} cannot be read ({error.strerror}): train it") from None
