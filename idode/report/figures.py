@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,6 +20,9 @@ from idode.report.values import Value
 from idode.weights import uniform_start
 
 __all__ = [
+    "Band",
+    "convergence",
+    "dots",
     "histogram",
     "png",
     "points",
@@ -30,6 +34,10 @@ __all__ = [
 
 BLUE, ORANGE, GREEN, INK, FAINT = "#2b6cb0", "#c05621", "#2f855a", "#2d3748", "#a0aec0"
 COLOURS = (FAINT, BLUE, ORANGE, GREEN)
+MANY = (  # told apart by twelve or more systems in one figure
+    INK, BLUE, ORANGE, GREEN, "#805ad5", "#d53f8c", "#319795", "#b7791f", "#e53e3e", "#63b3ed",
+    "#68d391", "#9f7aea",
+)  # fmt: skip
 WIDTH = 8.0  # inches; at DPI it is the width of the page, and sharp on a dense screen
 DPI = 150
 
@@ -81,6 +89,73 @@ def training(curve: TrainingCurve) -> Figure:
         ax.set_ylim(low - 0.05 * (high - low) - 0.01, high + 0.1 * (high - low) + 0.01)
     _label(ax, "optimiser step", "bits/dim")
     ax.legend(frameon=False, fontsize=9)
+    return figure
+
+
+@dataclass(frozen=True)
+class Band:
+    """A curve as the mean over several runs, and the range they span."""
+
+    x: tuple[float, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+def convergence(bands: Mapping[str, Band], x: str, level: float | None, name: str) -> Figure:
+    """Curves of many systems; the start and what is far off all others leave the axis.
+
+    Args:
+        bands: By system.
+        x: Label of the axis.
+        level: A value to mark, or none.
+        name: What it is.
+    """
+    figure, (ax,) = _figure(4.4)
+    tails: list[float] = []
+    for i, (system, band) in enumerate(bands.items()):
+        style = ("-", "--", ":")[i // len(MANY) % 3]
+        colour = MANY[i % len(MANY)]
+        ax.plot(band.x, band.mean, style, color=colour, linewidth=1.6, label=system)
+        ax.fill_between(band.x, band.low, band.high, color=colour, alpha=0.15, linewidth=0)
+        tails += band.mean[len(band.mean) // 4 :]
+    if tails:
+        low, high = min(tails), float(np.quantile(tails, 0.9))
+        ax.set_ylim(low - 0.05 * (high - low) - 0.01, high + 0.05 * (high - low) + 0.01)
+    if level is not None:
+        ax.axhline(level, color=INK, linewidth=0.9, linestyle=(0, (2, 3)), label=name)
+    _label(ax, x, "SDE bound on test images (bits/dim)")
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8.5)
+    return figure
+
+
+def dots(rows: Mapping[str, Mapping[str, tuple[float, float]]], x: str) -> Figure:
+    """A line for each row with a dot and an error bar for each kind of value.
+
+    Args:
+        rows: For each row its kinds of value as mean and standard error.
+        x: Label of the axis.
+    """
+    figure, (ax,) = _figure(1.2 + 0.32 * len(rows))
+    kinds = list(dict.fromkeys(kind for values in rows.values() for kind in values))
+    for kind, colour, shift in zip(kinds, (FAINT, BLUE, ORANGE), (-0.18, 0.0, 0.18), strict=False):
+        have = [(i, values[kind]) for i, values in enumerate(rows.values()) if kind in values]
+        places = [i + shift for i, _ in have]
+        means, bars = [v[0] for _, v in have], [v[1] for _, v in have]
+        ax.errorbar(
+            means,
+            places,
+            xerr=bars,
+            color=colour,
+            fmt="o",
+            markersize=4.5,
+            capsize=2.5,
+            label=kind,
+        )
+    ax.set_yticks(range(len(rows)), list(rows))
+    ax.invert_yaxis()
+    _label(ax, x, "")
+    figure.legend(loc="outside upper right", ncols=3, frameon=False, fontsize=8.5)
     return figure
 
 

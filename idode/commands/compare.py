@@ -1,0 +1,184 @@
+"""``idode compare``: systems trained and measured on equal terms, in one table."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from idode.commands.parsing import natural, positive
+
+if TYPE_CHECKING:
+    from idode.commands.progress import Bar
+    from idode.comparison import Bench, Comparison, Plan
+
+__all__ = ["add_arguments", "run"]
+
+INTERRUPTED = 130
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``idode compare``."""
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of it all")
+    parser.add_argument(
+        "--systems", metavar="A,B,...", help="see `idode train --list` [all of them]"
+    )
+    parser.add_argument("--seeds", default="0", metavar="0,1,...", help="of training [0]")
+    parser.add_argument(
+        "--preset", default="digits", metavar="NAME", help="network and optimisation [digits]"
+    )
+    parser.add_argument("--data", metavar="SPEC", help="a data set [that of the preset]")
+    parser.add_argument("--steps", type=positive, metavar="N", help="for each [the preset's]")
+    parser.add_argument(
+        "--finetune", type=natural, default=0, metavar="N",
+        help="second-order steps after training, for idode-vp and idode-sp [0]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--control", action="store_true", help="also those steps without the second order"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE",
+        help="change a setting of the preset, for all systems; a system's own come after it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--limit", type=positive, default=128, metavar="N", help="images of the ODE values [128]"
+    )
+    parser.add_argument("--device", metavar="DEVICE", help="such as cpu or cuda [cuda if any]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write compare.json here too")
+    parser.add_argument("--force", action="store_true", help="begin again, and replace FILE")
+    parser.add_argument("--quiet", action="store_true", help="print the tables only")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out ``idode compare``; the exit code."""
+    from idode.commands.tables import check_output, write_json
+    from idode.comparison import Bench, check_folder, plain, store, summarise, write_page
+    from idode.data import load
+    from idode.training.distributed import pick_device
+
+    plan, out = _plan(args), args.out
+    check_output(args.json, args.force or _ours(args.json))
+    device, data = pick_device(args.device, 0), load(plan.spec)
+    for entry in plan.entries():
+        plan.config(entry, data.identity)  # all that can be refused is refused before any work
+    if args.force:
+        _clear(out)
+    check_folder(out, plan, data.identity)
+    bench = Bench(out, plan, data, device)
+    for entry in plan.entries():
+        bench.result(entry)
+    store(out, plan)
+    try:
+        _carry_out(bench, args.quiet)
+        found = summarise(bench)
+    except KeyboardInterrupt:
+        saved = f"{out} keeps what is done; go on by the same command"
+        print(f"interrupted: {saved}", file=sys.stderr)
+        return INTERRUPTED
+    for path in (out / "compare.json", args.json):
+        if path is not None:
+            write_json(path, plain(found))
+    page = write_page(out, found)
+    _print(found)
+    if not args.quiet:
+        print(page)
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    from idode.comparison import Effort, Plan
+    from idode.errors import InputError
+    from idode.systems import SYSTEMS
+
+    try:
+        seeds = tuple(int(word) for word in args.seeds.split(","))
+    except ValueError:
+        raise InputError(
+            f"--seeds must be whole numbers with commas between them, got {args.seeds!r}"
+        ) from None
+    systems = tuple(SYSTEMS) if args.systems is None else tuple(args.systems.split(","))
+    return Plan(
+        systems=systems,
+        seeds=seeds,
+        preset=args.preset,
+        data=args.data,
+        settings=tuple(args.set),
+        steps=args.steps,
+        finetune=args.finetune,
+        control=args.control,
+        effort=Effort(limit=args.limit),
+    )
+
+
+def _ours(path: Path | None) -> bool:
+    """Whether a file is an earlier comparison: the same command again may replace it."""
+    try:
+        return path is not None and "orderings" in json.loads(path.read_text())
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def _clear(out: Path) -> None:
+    """Remove the runs of a comparison, and nothing that idode did not write."""
+    from idode.commands.session import clear
+    from idode.comparison.plan import PLAN
+    from idode.comparison.results import RESULT
+
+    if not (out / PLAN).exists():
+        return
+    for folder in out.glob("*/seed-*"):
+        clear(folder)
+        (folder / RESULT).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # whatever else is in it stays
+            folder.rmdir()
+            folder.parent.rmdir()
+    (out / PLAN).unlink()
+    for name in ("compare.json", "compare.md", "compare.html"):
+        (out / name).unlink(missing_ok=True)
+    for name in ("curves-steps.png", "curves-seconds.png", "values.png"):
+        (out / name).unlink(missing_ok=True)
+
+
+def _carry_out(bench: Bench, quiet: bool) -> None:
+    """All runs, each with a line that says where it is."""
+    from idode.commands.progress import Bar
+
+    entries = bench.plan.entries()
+    for number, entry in enumerate(entries, 1):
+        place = f"[{number}/{len(entries)}] {entry.name} seed {entry.seed}"
+
+        with contextlib.ExitStack() as stack:
+
+            def tell(part: str, place: str = place, stack: contextlib.ExitStack = stack) -> None:
+                stack.close()  # the bar of training, before the parts that have none
+                if not quiet:
+                    print(f"{place}: {part}", file=sys.stderr)
+
+            def watch(steps: int, stack: contextlib.ExitStack = stack) -> Bar:
+                return stack.enter_context(Bar(steps, quiet))
+
+            result = bench.carry_out(entry, watch, tell)
+        spent = ", ".join(f"{part} {seconds:.0f} s" for part, seconds in result.seconds.items())
+        if not quiet and spent:
+            print(f"{place}: {spent}", file=sys.stderr)
+        for part, reason in result.failures.items():
+            print(f"{place}: {part} failed: {reason}", file=sys.stderr)
+
+
+def _print(found: Comparison) -> None:
+    from idode.commands.tables import table
+    from idode.comparison import legend
+    from idode.comparison.page import HEADER, JUDGED
+
+    print(f"{found.identity}, {found.steps} steps")
+    print(table(HEADER, [row.texts() for row in found.rows]))
+    print("\n".join(legend(found)))
+    for row in found.rows:
+        for failure in row.failures:
+            print(f"failed: {failure}")
+    if found.verdicts:
+        print()
+        print(table(JUDGED, [verdict.texts() for verdict in found.verdicts]))

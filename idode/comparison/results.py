@@ -1,0 +1,93 @@
+"""What came of one run, as a file beside it: everything that was measured, and what failed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from idode.comparison.plan import Effort, Entry
+from idode.errors import InputError
+from idode.run import write_atomically
+
+__all__ = ["PARTS", "RESULT", "Result", "read_result", "write_result"]
+
+PARTS = ("training", "sde", "ode", "sampling")
+RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The measured values of a run by metric; a part is done or has failed for a reason."""
+
+    entry: Entry
+    effort: Effort
+    values: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)  # by part that is done
+    failures: Mapping[str, str] = field(default_factory=dict)  # by part that is not
+    notes: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Parts that are still to be done; nothing can be measured where training failed."""
+        if "training" in self.failures:
+            return ()
+        return tuple(p for p in PARTS if p not in self.seconds and p not in self.failures)
+
+    def done(
+        self, part: str, seconds: float, values: Mapping[str, float], notes: tuple[str, ...] = ()
+    ) -> Result:
+        """The same with one more part."""
+        return replace(
+            self,
+            values={**self.values, **values},
+            seconds={**self.seconds, part: seconds},
+            notes=(*self.notes, *notes),
+        )
+
+    def failed(self, part: str, reason: str) -> Result:
+        """The same with the reason why a part has no values."""
+        return replace(self, failures={**self.failures, part: reason})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self), allow_nan=False))
+        return plain
+
+
+def read_result(folder: Path, entry: Entry, effort: Effort) -> Result:
+    """The result in a run folder, or a fresh one; other settings than asked for are refused."""
+    path = folder / RESULT
+    if not path.exists():
+        return Result(entry, effort)
+    try:
+        fields = json.loads(path.read_text())
+        found = Result(
+            **{
+                **fields,
+                "entry": Entry(**fields["entry"]),
+                "effort": Effort(**fields["effort"]),
+                "notes": tuple(fields["notes"]),
+            }
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} cannot be read ({error}): remove it to measure again") from None
+    if (found.entry, found.effort) != (entry, effort):
+        raise InputError(
+            f"{path} is of {found.entry.name} seed {found.entry.seed} with {found.effort}, and "
+            f"{effort} is asked for: remove it to measure again"
+        )
+    return found
+
+
+def write_result(folder: Path, result: Result) -> None:
+    """Store a result whole or not at all."""
+    try:
+        write_atomically(folder / RESULT, json.dumps(result.to_json(), indent=1) + "\n")
+    except OSError as error:
+        raise InputError(
+            f"cannot write {folder / RESULT} ({error.strerror}): make room and run it again"
+        ) from None
