@@ -12,7 +12,7 @@ from torch import Tensor
 
 from idode.errors import InputError
 
-__all__ = ["check_images", "grid", "png", "to_bytes"]
+__all__ = ["Picture", "check_images", "grid", "png", "to_bytes"]
 
 Picture = npt.NDArray[np.uint8]
 

@@ -20,7 +20,10 @@ def renamed(base: Config, name: str, schedule: str) -> Config:
 
 
 CIFAR10 = Config(
-    name="cifar10-vp", data="cifar10", model=ModelConfig(gamma_min=-13.3, gamma_max=5.0)
+    name="cifar10-vp",
+    data="cifar10",
+    model=ModelConfig(gamma_min=-13.3, gamma_max=5.0),
+    train=TrainConfig(sample_every=50_000),
 )
 AUGMENTED = replace(
     CIFAR10,
@@ -65,6 +68,7 @@ DIGITS = Config(
         evaluate_count=297,
         checkpoint_every=400,
         keep=2,
+        sample_every=400,
     ),
     finetune=FinetuneConfig(steps=400, lr=5e-4),
 )
@@ -82,6 +86,7 @@ FASHION = replace(
         evaluate_every=1000,
         evaluate_count=512,
         checkpoint_every=1000,
+        sample_every=1000,
     ),
     finetune=FinetuneConfig(steps=2000, lr=2e-4),
 )
@@ -97,7 +102,7 @@ VECTORS = Config(
     data=None,
     net=MLPConfig(features=1),
     model=ModelConfig(gamma_min=-8.0, levels=None, shape=(1,)),
-    train=replace(DIGITS.train, batch_size=256, lr=1e-3, evaluate_count=1024),
+    train=replace(DIGITS.train, batch_size=256, lr=1e-3, evaluate_count=1024, sample_every=0),
     finetune=FinetuneConfig(steps=400, lr=2e-4),
 )
 

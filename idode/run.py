@@ -6,6 +6,7 @@
     RUN/metrics.jsonl       one line for each interval of training
     RUN/model.safetensors   averaged weights: all that evaluation needs besides config.json
     RUN/checkpoints/        all that training needs to go on
+    RUN/samples/            grids of samples, drawn while training
 
 Nothing in it is pickled.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from idode.predictors import named
 from idode.schedules import SCHEDULES, start_gamma
 
 __all__ = [
+    "Parent",
     "Run",
     "build_net",
     "diffusion_ode",
@@ -46,11 +48,12 @@ __all__ = [
 
 SHIPPED = "pretrained:"
 FORMAT = 1
-CONFIG, METRICS, MODEL, CHECKPOINTS = (
+CONFIG, METRICS, MODEL, CHECKPOINTS, SAMPLES = (
     "config.json",
     "metrics.jsonl",
     "model.safetensors",
     "checkpoints",
+    "samples",
 )
 
 
@@ -84,15 +87,30 @@ def diffusion_ode(net: nn.Module, config: Config) -> DiffusionODE:
 
 
 @dataclass(frozen=True)
+class Parent:
+    """The model a fine-tuned run started from."""
+
+    run: str  # its folder, or pretrained:NAME
+    step: int | None  # after which step; None where no checkpoint tells, as for imported models
+    sha256: str  # of its model.safetensors
+
+    def __str__(self) -> str:
+        after = "" if self.step is None else f" after step {self.step}"
+        return f"{self.run}{after} ({self.sha256[:12]})"
+
+
+@dataclass(frozen=True)
 class Run:
     """A run folder that has a configuration.
 
-    ``identity`` is that of the training data, ``None`` for an imported model.
+    ``identity`` is that of the training data, ``None`` for an imported model; ``parent`` is what
+    a fine-tuned run started from, ``None`` where training began with fresh weights.
     """
 
     path: Path
     config: Config
     identity: Identity | None
+    parent: Parent | None = None
 
     @property
     def metrics(self) -> Path:
@@ -103,6 +121,10 @@ class Run:
     def checkpoints(self) -> Path:
         """The folder of checkpoints."""
         return self.path / CHECKPOINTS
+
+    def sample_grid(self, step: int) -> Path:
+        """The picture of samples drawn after a step."""
+        return self.path / SAMPLES / f"step-{step:09d}.png"
 
     def weights(self) -> dict[str, Tensor]:
         """The averaged weights by name, on the CPU."""
@@ -141,6 +163,7 @@ class Run:
             "idode": __version__,
             "config": to_json(self.config),
             "data": None if self.identity is None else self.identity.to_json(),
+            "parent": None if self.parent is None else asdict(self.parent),
         }
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -169,13 +192,16 @@ def open_run(path: Path | str) -> Run:
         value: dict[str, Any] = json.loads((path / CONFIG).read_text())
         found = value["format"]
         config, data = value["config"], value["data"]
+        parent = value.get("parent")  # which earlier versions did not write
+        origin = None if parent is None else Parent(**parent)
     except FileNotFoundError:
         raise InputError(f"{path} has no {CONFIG}: it is not the folder of a run") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path / CONFIG} cannot be read ({error}): it is damaged") from None
     if found != FORMAT:
         raise InputError(f"{path} has format {found}, this version reads {FORMAT}: update idode")
-    return Run(path, from_json(config), None if data is None else Identity.from_json(data))
+    identity = None if data is None else Identity.from_json(data)
+    return Run(path, from_json(config), identity, origin)
 
 
 def save_model(path: Path, weights: Mapping[str, Tensor]) -> None:
@@ -192,10 +218,10 @@ def save_model(path: Path, weights: Mapping[str, Tensor]) -> None:
         raise InputError(f"cannot write {path / MODEL} ({error}): make room and resume") from None
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a small file so that a reader finds the old or the new one, whole."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
+    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     _replace(temporary, path)
 
 

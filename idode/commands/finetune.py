@@ -29,15 +29,17 @@ def run(args: argparse.Namespace) -> int:
     from idode.commands import session
     from idode.config import Config
     from idode.errors import InputError
-    from idode.run import open_run
-    from idode.training import finetuned, joined
+    from idode.run import SHIPPED, open_run
+    from idode.training import finetuned, joined, parent_of
 
     def decide() -> Config:
         out = args.out if args.dry_run else session.needed(args.out)
         if out is not None and out.resolve() == args.run.resolve():
             raise InputError(f"{out} is the run to start from: give another folder with --out")
         trained = open_run(args.run).config
-        config = session.resolve(finetuned(trained, args.ratio, args.probes, args.unbiased), args)
+        with session.naming_flags(args):
+            tuned = finetuned(trained, args.ratio, args.probes, args.unbiased)
+        config = session.resolve(tuned, args)
         found = None if out is None else session.claim(out, args.resume, args.force)
         if found is None:
             return config
@@ -53,5 +55,9 @@ def run(args: argparse.Namespace) -> int:
     with joined(args.device) as world:
         config = session.agreed(world, decide)
         # The others get the weights from rank 0, which alone needs to see the folders.
-        start = open_run(args.run).net().state_dict() if world.writes else None
-        return session.session(config, args, world, start)
+        if not world.writes:
+            return session.session(config, args, world)
+        trained = open_run(args.run)
+        weights, shipped = trained.net().state_dict(), str(args.run).startswith(SHIPPED)
+        parent = parent_of(trained, str(args.run if shipped else args.run.resolve()))
+        return session.session(config, args, world, weights, parent)

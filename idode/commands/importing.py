@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
                 f"{args.file} is a network for {net.channels} colours of {net.levels} levels, and "
                 f"{args.data} is of shape {data.shape} with {data.levels}: give its own data"
             )
-    claim(args.out, resume=False, force=args.force)
+    claim(args.out, resume=None, force=args.force)
     clear(args.out)
     Run(args.out, config, None if data is None else data.identity).write_config()
     save_model(args.out, weights)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from idode.commands.progress import Bar
 from idode.config import Config, fit, from_json, override, to_json
 from idode.data import load, same_data
 from idode.errors import InputError
-from idode.run import CHECKPOINTS, CONFIG, METRICS, MODEL, Run, open_run
+from idode.run import CHECKPOINTS, CONFIG, METRICS, MODEL, SAMPLES, Parent, Run, open_run
 from idode.training import Trainer, World
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "agreed",
     "claim",
     "clear",
+    "naming_flags",
     "needed",
     "print_settings",
     "resolve",
@@ -31,7 +34,8 @@ __all__ = [
     "session",
 ]
 
-OURS = (CONFIG, METRICS, MODEL, CHECKPOINTS, "tensorboard")
+OURS = (CONFIG, METRICS, MODEL, CHECKPOINTS, SAMPLES, "tensorboard")
+FLAGS = ("steps", "seed", "ratio", "probes")  # that stand for a setting of the same name
 INTERRUPTED = 130
 
 
@@ -54,11 +58,26 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="DEVICE", help="such as cpu or cuda [cuda if any]")
 
 
+@contextmanager
+def naming_flags(args: argparse.Namespace) -> Iterator[None]:
+    """Refusals in the words the user typed: ``--steps 0`` and not the setting it stands for."""
+    try:
+        yield
+    except InputError as error:
+        text = str(error)
+        for name in FLAGS:
+            value = getattr(args, name, None)
+            typed = re.escape(f"{name}={value}")
+            text = re.sub(rf"(?<![\w.]){typed}(?![\w.])", f"--{name} {value}", text)
+        raise InputError(text) from None
+
+
 def resolve(config: Config, args: argparse.Namespace) -> Config:
     """The configuration with what the command line changes."""
     short = {"train.steps": args.steps, "train.seed": args.seed}
     named = [f"{name}={value}" for name, value in short.items() if value is not None]
-    return override(config, [*args.set, *named])
+    with naming_flags(args):
+        return override(config, [*args.set, *named])
 
 
 def print_settings(config: Config) -> int:
@@ -74,10 +93,11 @@ def needed(out: Path | None) -> Path:
     return out
 
 
-def claim(path: Path, resume: bool, force: bool) -> Run | None:
+def claim(path: Path, resume: bool | None, force: bool) -> Run | None:
     """The run in a folder if it is to be resumed; ``None`` if the folder is free for a new one.
 
     A folder that holds anything is refused unless ``force`` says to replace the run in it.
+    ``resume`` is ``None`` for a command that cannot.
     """
     if resume and force:
         raise InputError("--resume goes on with a run and --force replaces it: give one of them")
@@ -87,9 +107,10 @@ def claim(path: Path, resume: bool, force: bool) -> Run | None:
         return open_run(path)
     # Hidden files are what a process killed at its start leaves behind.
     if not force and path.exists() and any(not p.name.startswith(".") for p in path.iterdir()):
+        further = "" if resume is None else "go on with the run in it by --resume, "
         raise InputError(
-            f"{path} is not empty: go on with the run in it by --resume, replace that by --force, "
-            "or give another folder"
+            f"{path} is not empty: {further}replace the run in it by --force, or give another "
+            "folder"
         )
     return None
 
@@ -120,10 +141,23 @@ def resumed(run: Run, args: argparse.Namespace) -> Config:
     return config
 
 
-def take_over(run: Run, args: argparse.Namespace) -> None:
+def origin(before: Run | None, parent: Parent | None) -> Parent | None:
+    """What the run started from, of which a resumed one cannot change more than the address."""
+    began = None if before is None else before.parent
+    if before is None or began is None or parent is None:
+        return parent or began
+    if began.sha256 != parent.sha256:
+        raise InputError(
+            f"{before.path} began from {began}, and {parent} is given: give that one, or go on "
+            f"from the last checkpoint by `idode train --resume --out {before.path}`"
+        )
+    return parent
+
+
+def take_over(run: Run, before: Run | None, args: argparse.Namespace) -> None:
     """Make the folder that of this run; the last chance to refuse, on the process that writes."""
-    if args.resume and (run.path / CONFIG).exists():
-        began = open_run(run.path).identity
+    if before is not None:
+        began = before.identity
         if began is not None and run.identity is not None and not same_data(began, run.identity):
             raise InputError(
                 f"{run.path} began with other data ({began}) than is given ({run.identity}): "
@@ -139,6 +173,7 @@ def session(
     args: argparse.Namespace,
     world: World,
     start: Mapping[str, Tensor] | None = None,
+    parent: Parent | None = None,
 ) -> int:
     """Load the data, write ``config.json``, train, and tell how it ended; the exit code."""
     path, spec = needed(args.out), args.data or config.data
@@ -151,11 +186,17 @@ def session(
             f"the model to start from is for samples of shape {config.model.shape} with levels "
             f"{config.model.levels}, the data has {data.shape} and {data.levels}: give its own"
         )
-    run = Run(path, fitted, data.identity)
+    begun = world.writes and args.resume and (path / CONFIG).exists()
+    before = open_run(path) if begun else None
+    run = Run(path, fitted, data.identity, origin(before, parent))
+    trainer = Trainer(run, data, world, start=start)  # finds what is wrong, writes nothing
+    if world.writes:
+        take_over(run, before, args)
     with Bar(fitted.train.steps, args.quiet or not world.writes) as bar:
-        trainer = Trainer(run, data, world, bar, start)  # finds what is wrong, writes nothing
         if world.writes:
-            take_over(run, args)
+            trainer.reporter = bar
+        if args.resume and before is None:
+            bar.notice(f"there is no run in {path} to resume: a new one starts")
         trained = trainer.train()
     if world.writes and trained.interrupted:
         saved = f"{path} is saved after step {trained.step}; go on with --resume"

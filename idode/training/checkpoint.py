@@ -26,7 +26,7 @@ from torch import Tensor
 from idode.errors import InputError
 from idode.run import sync_folder, write_atomically
 
-__all__ = ["Manifest", "load_latest", "save", "steps"]
+__all__ = ["Manifest", "load_latest", "save", "sha256", "steps"]
 
 STATE, MANIFEST = "state.safetensors", "manifest.json"
 PREFIX, UNFINISHED, DOOMED = "step-", ".new-", ".old-"
@@ -59,7 +59,7 @@ def save(
         with (unfinished / STATE).open("rb") as file:
             os.fsync(file.fileno())
         size = (unfinished / STATE).stat().st_size
-        manifest = Manifest(step, held_out, _sha256(unfinished / STATE), size)
+        manifest = Manifest(step, held_out, sha256(unfinished / STATE), size)
         write_atomically(unfinished / MANIFEST, json.dumps(asdict(manifest)) + "\n")
         if final.exists():  # damaged, or of a life that went on from an earlier checkpoint
             final.rename(folder / f"{DOOMED}{final.name}")
@@ -85,7 +85,7 @@ def load_latest(
         path = folder / f"{PREFIX}{step:09d}"
         try:
             manifest = read_manifest(path)
-            if _sha256(path / STATE) != manifest.sha256:
+            if sha256(path / STATE) != manifest.sha256:
                 raise ValueError("its checksum is wrong")
             return manifest, load_file(path / STATE)
         except (OSError, ValueError, TypeError, SafetensorError) as error:
@@ -132,7 +132,8 @@ def _held_out(path: Path) -> float | None:
         return None
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """Hexadecimal checksum of a file, read in pieces."""
     total = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 22):

@@ -1,12 +1,14 @@
-"""The configuration of a run's second phase."""
+"""A run's second phase: its configuration, and what it starts from."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from idode.config import Config
+from idode.run import MODEL, Parent, Run
+from idode.training import checkpoint
 
-__all__ = ["finetuned"]
+__all__ = ["finetuned", "parent_of"]
 
 
 def finetuned(
@@ -16,6 +18,8 @@ def finetuned(
     unbiased: bool = False,
 ) -> Config:
     """The same system with the second-order objective added, for its number of further steps.
+
+    It is not compiled, whatever the run was: that objective differentiates twice.
 
     Args:
         config: Of the trained run.
@@ -42,5 +46,12 @@ def finetuned(
             steps=further.steps,
             accumulate=max(config.train.accumulate, further.accumulate),
             lr=config.train.lr if further.lr is None else further.lr,
+            compile=False,
         ),
     )
+
+
+def parent_of(run: Run, name: str) -> Parent:
+    """What a run that starts from this one, found as ``name``, says of its origin."""
+    found = checkpoint.steps(run.checkpoints)
+    return Parent(name, max(found, default=None), checkpoint.sha256(run.path / MODEL))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from idode.errors import InputError
+from idode.pictures import Picture
 from idode.run import write_atomically
 
 __all__ = ["MetricsLog", "Window"]
@@ -81,6 +82,11 @@ class MetricsLog:
             for name, value in line.items():
                 if name != "step" and isinstance(value, int | float):
                     self._board.add_scalar(name, value, line["step"])
+
+    def show(self, name: str, picture: Picture, step: int) -> None:
+        """A picture ``(H, W, C)`` for TensorBoard; whoever drew it has written its file."""
+        if self._board is not None:
+            self._board.add_image(name, picture, step, dataformats="HWC")
 
     def __enter__(self) -> MetricsLog:
         return self

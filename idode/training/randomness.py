@@ -24,6 +24,7 @@ class Purpose(enum.IntEnum):
     DROPOUT = 2
     HELD_OUT = 3
     DENSITY = 4
+    SAMPLES = 5
 
 
 def _mixed(seed: int, purpose: Purpose, *place: int) -> int:

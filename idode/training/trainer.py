@@ -19,7 +19,9 @@ from idode.objectives import Losses
 from idode.run import Run, diffusion_ode, save_model
 from idode.time_sampling import Adaptive
 from idode.training import checkpoint
+from idode.training.acceleration import compile_in_place, in_precision, refusal
 from idode.training.distributed import World
+from idode.training.grids import draw_grid, drawable
 from idode.training.held_out import held_out_bits
 from idode.training.interruption import Interruption
 from idode.training.metrics import MetricsLog
@@ -93,18 +95,26 @@ class Trainer:
         self.reporter: Reporter = reporter if reporter and world.writes else Silent()
         world.rows(self.settings.batch_size, pieces=self.settings.accumulate)
         learning_rate(self.settings, 0)
+        self.fresh = start is None
+        self._check_origin(begun=bool(checkpoint.steps(run.checkpoints)))
         self.state = State(run.config, world.device, start)
         self.net = world.wrap(self.state.net)
-        self.model = diffusion_ode(self.net, run.config)
+        lowered = in_precision(self.net, self.settings.precision, world.device)
+        self.model = diffusion_ode(lowered, run.config)
         self.average = diffusion_ode(self.state.average.net, run.config)
         self.batches = Batches(self.settings.seed, self.settings.batch_size, len(data.train))
         self.latest: dict[str, float] = {}
         self.pace = (0, 0.0)  # steps and seconds spent in them since the last line of metrics
+        self.draws = self.settings.sample_every > 0 and drawable(run.config)
+        if self.settings.compile:
+            self._compile()
 
     def train(self) -> Trained:
         """Train to the configured number of steps, or until interrupted."""
-        self.state.restore(self.run, self.world, self.reporter.notice)
+        self._check_origin(self.state.restore(self.run, self.world, self.reporter.notice))
         began, first = time.perf_counter(), self.state.step
+        if self.settings.sample_every and not self.draws:
+            self.reporter.notice("no grids of samples: the data is not images of 1 or 3 colours")
         if first and self.world.writes:  # death may have come between checkpoint and model
             save_model(self.run.path, self.state.average.net.state_dict())
         stopped = False
@@ -127,6 +137,27 @@ class Trainer:
             held_out=self.latest.get("held_out"),
             seconds=time.perf_counter() - began,
         )
+
+    def _compile(self) -> None:
+        """By one rehearsed step: what cannot be compiled is refused before anything is written."""
+        compile_in_place(self.state.net, self.run.config)
+        with Loader(self.data.train, self.batches.indices) as loader:
+            drawn = generator(self.settings.seed, Purpose.BATCH, 0)
+            batch = self.state.objective.draw(next(loader), self.model.levels, drawn)
+        try:
+            self._gradients(batch)
+        except (RuntimeError, OSError) as error:
+            raise refusal(error) from None
+
+    def _check_origin(self, begun: bool) -> None:
+        """Fine-tuning that has neither a checkpoint nor its parent's weights must not begin."""
+        parent = self.run.parent
+        if parent is not None and self.fresh and not begun:
+            raise InputError(
+                f"{self.run.path} was to be fine-tuned from {parent.run} and has no checkpoint "
+                f"yet: begin again with `idode finetune {parent.run} --out {self.run.path} "
+                "--resume`"
+            )
 
     def _advance(self, samples: Tensor, log: MetricsLog) -> None:
         """One optimiser step on a global batch."""
@@ -205,9 +236,22 @@ class Trainer:
         if line:
             self.latest |= line
             log.write({"step": done, **line})
+        # Before the checkpoint: whatever dies in between is drawn again, and the same.
+        if self.draws and self.world.writes and (last or done % settings.sample_every == 0):
+            self._draw(log)
         if last or stopped or done % settings.checkpoint_every == 0:
             self.save(line.get("held_out"))
         self.reporter.progress(done, self.latest)
+
+    def _draw(self, log: MetricsLog) -> None:
+        """A grid of samples of the averaged weights."""
+        step = self.state.step
+        path = self.run.sample_grid(step)
+        picture = draw_grid(
+            path, self.average, self.run.config, self.world.device, self.reporter.notice
+        )
+        if picture is not None:
+            log.show("samples", picture, step)
 
     def save(self, held_out: float | None) -> None:
         """A checkpoint and the model, on the process that writes."""

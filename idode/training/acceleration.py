@@ -1,0 +1,68 @@
+"""The network as a training step runs it: in which precision, compiled or not.
+
+The weights, their average and the checkpoints know nothing of either: float32 under the same
+names. Whatever is computed from the network's answer (clock, loss, sums) stays as it was.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from idode.config import PRECISIONS, Config
+from idode.errors import InputError, choose
+
+__all__ = ["Autocast", "compile_in_place", "in_precision", "refusal"]
+
+
+class Autocast(nn.Module):
+    """A network with its products in a lower precision; input and answer keep theirs."""
+
+    def __init__(self, net: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.net, self.device, self.dtype = net, device, dtype
+
+    def forward(self, x: Tensor, t: Tensor, flag: Tensor | None = None) -> Tensor:
+        """The answer ``(B, *)`` in the dtype of ``x``."""
+        with torch.autocast(self.device.type, self.dtype):
+            said: Tensor = self.net(x, t) if flag is None else self.net(x, t, flag)
+        return said.to(x.dtype)
+
+
+def in_precision(net: nn.Module, name: str, device: torch.device) -> nn.Module:
+    """The network in the precision called ``name``; refused where the device does not have it."""
+    dtype = choose("precision", name, PRECISIONS)
+    if dtype is torch.float32:
+        return net
+    try:
+        # Some devices only warn and go on in float32, so the answer's own dtype is looked at.
+        with torch.autocast(device.type, dtype):
+            one = torch.ones(1, 1, device=device)
+            works = (one @ one).dtype is dtype
+    except RuntimeError:
+        works = False
+    if not works or (device.type == "cuda" and not torch.cuda.is_bf16_supported()):
+        raise InputError(
+            f"train.precision={name}: {device} cannot compute in it; use float32, or another "
+            "--device"
+        )
+    return Autocast(net, device, dtype)
+
+
+def compile_in_place(net: nn.Module, config: Config) -> None:
+    """Have torch.compile replace the network's forward pass, and leave its names alone."""
+    if config.objective.order == 2:
+        raise InputError(
+            "train.compile=true is for first-order objectives: a compiled network cannot be "
+            "differentiated twice; leave it off"
+        )
+    net.compile()
+
+
+def refusal(error: Exception) -> InputError:
+    """What to say when the first pass through a compiled network fails."""
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    return InputError(
+        f"train.compile=true does not work here ({reason[0]}): install a C++ compiler such as "
+        "g++ if that is what is missing, or leave it off"
+    )
