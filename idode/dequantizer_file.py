@@ -13,6 +13,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -77,15 +78,15 @@ def save_dequantizer(path: Path, learned: Learned, name: str, steps: int) -> Non
         raise InputError(f"cannot write {path / DEQUANTIZER} ({error}): make room") from None
 
 
-def load_dequantizer(run: Run, model: DiffusionODE) -> Learned:
-    """The run's dequantizer, on the CPU; refused if it belongs to other weights."""
+def load_dequantizer(run: Run, model: DiffusionODE, device: torch.device | str = "cpu") -> Learned:
+    """The run's dequantizer; refused if it belongs to other weights."""
     file = run.path / DEQUANTIZER
     if not has_dequantizer(run):
         raise InputError(
             f"{run.path} has no learned dequantization: train one with idode dequantize"
         )
     try:
-        with safe_open(file, "pt") as opened:  # type: ignore[no-untyped-call]
+        with safe_open(file, "pt") as opened:
             described = opened.metadata()
             weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         stored = Stored(**json.loads(described["dequantizer"]))
@@ -102,7 +103,7 @@ def load_dequantizer(run: Run, model: DiffusionODE) -> Learned:
             "with idode dequantize --force"
         )
     start = base(stored.base, model.schedule, stored.gamma, stored.levels)
-    return Learned(start, flow.eval().requires_grad_(False), stored.levels)
+    return Learned(start, flow.to(device).eval().requires_grad_(False), stored.levels)
 
 
 def digest_of(path: Path) -> str:

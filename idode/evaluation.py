@@ -18,6 +18,7 @@ from idode.bounds import SDEBound, sde_bound
 from idode.config import to_json
 from idode.data import Split, default_root
 from idode.journal import Journal
+from idode.learned import Learned
 from idode.ledger import Ledger
 from idode.likelihood import BitsPerDim, Settings, bounds
 from idode.model import DiffusionODE
@@ -66,13 +67,16 @@ def bounds_table(
     settings: Settings,
     device: torch.device | str,
     ledger: Ledger | None = None,
+    learned: Learned | None = None,
 ) -> list[BitsPerDim]:
-    """Three dequantizations by K = 1, 5, 20, with everything else as in ``settings``."""
+    """Three dequantizations, or four, by K = 1, 5, 20, and all else as in ``settings``."""
     results: list[BitsPerDim] = []
-    for name in DEQUANTIZATIONS:
+    for name in DEQUANTIZATIONS if learned is None else (*DEQUANTIZATIONS, "learned"):
         chosen = dataclasses.replace(settings, dequantization=name)
         try:
-            row = bounds(model, split, IMPORTANCES, chosen, device=device, ledger=ledger)
+            row = bounds(
+                model, split, IMPORTANCES, chosen, device=device, ledger=ledger, learned=learned
+            )
         except KeyboardInterrupt:
             if not results:
                 raise

@@ -73,7 +73,7 @@ class Spline:
 def spline(raw: Tensor) -> Spline:
     """A map from any ``3 K + 1`` real numbers, ``(*, 3 K + 1)``; noughts give the identity."""
     k = raw.shape[-1] // 3
-    widths, heights, slopes = raw.split([k, k, k + 1], dim=-1)
+    widths, heights, slopes = raw[..., :k], raw[..., k : 2 * k], raw[..., 2 * k :]
     slope = LEAST + (1 - LEAST) * F.softplus(slopes + UNIT)
     return Spline(_knots(widths), _knots(heights), slope)
 

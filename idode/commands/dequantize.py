@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out ``idode dequantize``; the exit code."""
-    from idode.commands.matching import data_for
+    from idode.commands.matching import data_for, warn_of_other_data
     from idode.commands.progress import Bar
     from idode.dequantizer_file import save_dequantizer
     from idode.run import CONFIG, open_run
@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     model = opened.model(args.device)
     fresh = fresh_dequantizer(model, tuple(opened.config.model.shape), args.base, args.seed)
     data = data_for(opened, args.data)
+    warn_of_other_data(opened, data.identity, quiet=False)
     with Bar(fitting.steps, args.quiet) as bar:
         trained = fit_dequantizer(
             model, fresh, data.train, data.test, fitting, device=args.device,

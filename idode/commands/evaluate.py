@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from idode.bounds import SDEBound
     from idode.data import Identity, Split
+    from idode.learned import Learned
     from idode.ledger import Ledger
     from idode.likelihood import BitsPerDim, Settings
     from idode.model import DiffusionODE
@@ -30,8 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", choices=("test", "train"), default="test")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N images")
     parser.add_argument(
-        "--dequantization", choices=("tn", "uniform", "variational", "none"), metavar="NAME",
-        help="tn, uniform, variational, or none for continuous data [tn]",
+        "--dequantization", metavar="NAME",
+        choices=("tn", "uniform", "variational", "learned", "none"),
+        help="tn, uniform, variational, learned (by idode dequantize), or none for continuous "
+        "data [tn]",
     )  # fmt: skip
     parser.add_argument("--importance", type=int, default=1, metavar="K", help="draws [1]")
     parser.add_argument("--closed-form", action="store_true", help="the paper's K = 1 estimate")
@@ -61,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out ``idode evaluate``; the exit code."""
+    from idode.commands.matching import warn_of_other_data
     from idode.commands.stages import Stages
     from idode.commands.tables import check_output
     from idode.evaluation import open_journal
@@ -74,15 +78,18 @@ def run(args: argparse.Namespace) -> int:
     split, identity = _data(args, opened)
     with joined(args.device) as world:
         model = opened.model(world.device)
-        _check(args, model, settings)
+        learned = _learned(args, opened, model, world.device)
+        _check(args, model, settings, learned)
         quiet = args.quiet or not world.writes
         work = _work(args, settings, identity, world.device)
         with open_journal(opened, work, args.journal, world.rank) as journal:
-            _warn(opened, identity, quiet=not world.writes)
+            warn_of_other_data(opened, identity, quiet=not world.writes)
             try:
                 with Stages(quiet) as stages:
                     ledger = Ledger(stages, journal, world.rank, world.size)
-                    bound, results = _measure(args, model, split, settings, world.device, ledger)
+                    bound, results = _measure(
+                        args, model, split, settings, world.device, ledger, learned
+                    )
             except KeyboardInterrupt:
                 return _interrupted(journal.path)
         if world.writes:
@@ -133,40 +140,38 @@ def _write(
 
 def _data(args: argparse.Namespace, opened: Run) -> tuple[Split, Identity]:
     """The images to evaluate."""
-    from idode.data import load
+    from idode.commands.matching import data_for
     from idode.errors import InputError
 
-    spec = args.data or opened.config.data
-    if spec is None:
-        raise InputError(f"{opened.path} names no data set: give one with --data SPEC")
     if args.limit is not None and args.limit < 1:
         raise InputError(f"--limit must be at least 1, got {args.limit}")
-    data = load(spec)
-    wanted, levels = tuple(opened.config.model.shape), opened.config.model.levels
-    if tuple(data.shape) != wanted or data.levels != levels:
-        raise InputError(
-            f"the model is for data of shape {wanted} with {levels} levels, {spec} has shape "
-            f"{tuple(data.shape)} with {data.levels}: choose data of its kind"
-        )
+    data = data_for(opened, args.data)
     return getattr(data, args.split)[: args.limit], data.identity
 
 
-def _warn(opened: Run, identity: Identity, quiet: bool) -> None:
-    """Say where the model knows other data than it is evaluated on."""
-    from idode.data import warning
+def _learned(
+    args: argparse.Namespace, opened: Run, model: DiffusionODE, device: torch.device
+) -> Learned | None:
+    """The run's dequantizer where it is asked for, or has a row in the table of bounds."""
+    from idode.dequantizer_file import has_dequantizer, load_dequantizer
 
-    text = None if opened.identity is None else warning(opened.identity, identity)
-    if text is not None and not quiet:
-        print(f"warning: {text}", file=sys.stderr)
+    if args.dequantization == "learned" or (args.bounds and has_dequantizer(opened)):
+        return load_dequantizer(opened, model, device)
+    return None
 
 
-def _check(args: argparse.Namespace, model: DiffusionODE, settings: Settings) -> None:
+def _check(
+    args: argparse.Namespace, model: DiffusionODE, settings: Settings, learned: Learned | None
+) -> None:
     """Find what is wrong before anything is computed."""
     from idode.evaluation import DEQUANTIZATIONS
     from idode.weights import dequantization_for
 
-    for name in DEQUANTIZATIONS if args.bounds else (settings.dequantization,):
-        dequantization_for(model, dataclasses.replace(settings, dequantization=name))
+    names = DEQUANTIZATIONS if args.bounds else (settings.dequantization,)
+    if args.bounds and learned is not None:
+        names = (*names, "learned")
+    for name in names:
+        dequantization_for(model, dataclasses.replace(settings, dequantization=name), learned)
 
 
 def _work(
@@ -217,6 +222,7 @@ def _measure(
     settings: Settings,
     device: torch.device,
     ledger: Ledger,
+    learned: Learned | None,
 ) -> tuple[SDEBound | None, list[BitsPerDim]]:
     from idode.evaluation import bounds_table, held_out_bound
     from idode.likelihood import bits_per_dim
@@ -233,8 +239,10 @@ def _measure(
             ledger=ledger,
         )
     if args.bounds:
-        return bound, bounds_table(model, split, settings, device, ledger)
-    return bound, [bits_per_dim(model, split, settings, device=device, ledger=ledger)]
+        return bound, bounds_table(model, split, settings, device, ledger, learned)
+    return bound, [
+        bits_per_dim(model, split, settings, device=device, ledger=ledger, learned=learned)
+    ]
 
 
 def _print(

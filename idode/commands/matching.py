@@ -6,20 +6,20 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from idode.data import Dataset
+    from idode.data import Dataset, Identity
     from idode.run import Run
 
-__all__ = ["data_for"]
+__all__ = ["data_for", "warn_of_other_data"]
 
 
 def data_for(run: Run, spec: str | None) -> Dataset:
-    """The data set, after a warning if the model knows another one.
+    """The data set, of the shape and levels of the model.
 
     Args:
         run: Whose model will see it.
         spec: What the command line says; ``None`` is the data the run was trained on.
     """
-    from idode.data import load, warning
+    from idode.data import load
     from idode.errors import InputError
 
     spec = spec or run.config.data
@@ -32,8 +32,13 @@ def data_for(run: Run, spec: str | None) -> Dataset:
             f"the model is for data of shape {wanted} with {levels} levels, {spec} has shape "
             f"{tuple(data.shape)} with {data.levels}: choose data of its kind"
         )
-    if run.identity is not None:
-        text = warning(run.identity, data.identity)
-        if text is not None:
-            print(f"warning: {text}", file=sys.stderr)
     return data
+
+
+def warn_of_other_data(run: Run, identity: Identity, quiet: bool) -> None:
+    """Say where the model knows other data than it is used on."""
+    from idode.data import warning
+
+    text = None if run.identity is None else warning(run.identity, identity)
+    if text is not None and not quiet:
+        print(f"warning: {text}", file=sys.stderr)
