@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from idode.commands.parsing import natural, positive
+
 if TYPE_CHECKING:
-    from idode.data import Dataset
     from idode.report import Effort, Measurements
     from idode.run import Run
 
@@ -20,13 +22,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="[RUN/report]")
     parser.add_argument("--data", metavar="SPEC", help="a data set [the one of the run]")
     parser.add_argument(
-        "--before", metavar="RUN", help="the run it was fine-tuned from, to compare"
+        "--before",
+        metavar="RUN",
+        help="a run to compare with [the one it was fine-tuned from, if still there]",
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="images of the table of bounds [6]")
+    parser.add_argument(
+        "--limit", type=positive, metavar="N", help="images of the table of bounds [6]"
+    )
     parser.add_argument(
         "--full", action="store_true", help="the paper's numbers of draws, more images; far longer"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    parser.add_argument("--seed", type=natural, default=0, metavar="S", help="of all noise [0]")
     parser.add_argument("--device", default="cpu", metavar="DEVICE", help="such as cuda [cpu]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here too")
     parser.add_argument("--force", action="store_true", help="replace the report that is there")
@@ -46,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
     if args.out is None and args.run.startswith(SHIPPED):
         raise InputError(f"{args.run} is part of the package: say where with --out FOLDER")
     out = args.out or opened.path / "report"
-    before = None if args.before is None else open_run(args.before)
     refuse_existing(out, args.force)
     check_output(args.json, args.force)
+    before = _before(args, opened)
     m = _measure(args, opened, before)
     words = facts(m, opened.config)
     title = f"Report on {opened.path.resolve().name}"
@@ -60,23 +66,46 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _before(args: argparse.Namespace, opened: Run) -> Run | None:
+    """The run to compare with: the one asked for, else what this one was fine-tuned from."""
+    from idode.errors import InputError
+    from idode.run import MODEL, open_run
+    from idode.training.checkpoint import sha256
+
+    if args.before is not None:
+        return open_run(args.before)
+    if opened.parent is None:
+        return None
+    try:
+        found = open_run(opened.parent.run)
+        if sha256(found.path / MODEL) == opened.parent.sha256:
+            return found
+        state = "has changed since"
+    except (InputError, OSError):
+        state = "is not there any more"
+    if not args.quiet:
+        print(f"note: {opened.parent.run}, where it was fine-tuned from, {state}", file=sys.stderr)
+    return None
+
+
 def _measure(args: argparse.Namespace, opened: Run, before: Run | None) -> Measurements:
-    import sys
-
-    from tqdm import tqdm
-
+    from idode.commands.matching import data_for
+    from idode.commands.progress import LateBar
     from idode.report import measure
-    from idode.report.measurements import STAGES
+    from idode.report.measurements import stages
+    from idode.training.distributed import pick_device
 
-    data, effort = _data(args, opened), _effort(args)
-    with tqdm(total=len(STAGES), disable=args.quiet, file=sys.stderr, unit="part") as bar:
+    data, effort = data_for(opened, args.data), _effort(args)
+    device = pick_device(args.device, 0)
+    parts = stages(before is not None)
+    with LateBar("part", args.quiet, len(parts)) as late:
 
         def progress(stage: str) -> None:
-            bar.set_description(stage)
-            bar.update(min(1, STAGES.index(stage)))
+            late.bar.set_description(stage)
+            late.update(min(1, parts.index(stage)))
 
-        found = measure(opened, data, effort, before=before, device=args.device, progress=progress)
-        bar.update(1)
+        found = measure(opened, data, effort, before=before, device=device, progress=progress)
+        late.update(1)
     return found
 
 
@@ -90,20 +119,3 @@ def _effort(args: argparse.Namespace) -> Effort:
     if args.limit is not None:
         changes |= {"limit": args.limit, "images": max(args.limit, effort.images)}
     return replace(effort, **changes)
-
-
-def _data(args: argparse.Namespace, opened: Run) -> Dataset:
-    """The data to report on, after a warning if the model knows other."""
-    import sys
-
-    from idode.data import load, warning
-    from idode.errors import InputError
-
-    spec = args.data or opened.config.data
-    if spec is None:
-        raise InputError(f"{opened.path} names no data set: give one with --data SPEC")
-    data = load(spec)
-    text = None if opened.identity is None else warning(opened.identity, data.identity)
-    if text is not None:
-        print(f"warning: {text}", file=sys.stderr)
-    return data

@@ -30,7 +30,7 @@ from idode.time_sampling import Adaptive, Designed, TimeDensity, UniformGamma
 from idode.training.checkpoint import load_latest
 from idode.training.objective import build_density
 
-__all__ = ["STAGES", "Likelihoods", "Measurements", "Smoothness", "measure", "plain"]
+__all__ = ["STAGES", "Likelihoods", "Measurements", "Smoothness", "measure", "plain", "stages"]
 
 STAGES = ("noise levels", "test images", "bounds", "uniform starts", "samples", "before")
 
@@ -78,6 +78,11 @@ class Measurements:
     seconds: float
 
 
+def stages(before: bool) -> tuple[str, ...]:
+    """What :func:`measure` tells of, in order, with or without a run to compare with."""
+    return STAGES if before else STAGES[:-1]
+
+
 def measure(
     run: Run,
     data: Dataset,
@@ -95,20 +100,23 @@ def measure(
         effort: How much to compute.
         before: The run this one was fine-tuned from, to compare with.
         device: Where to compute.
-        progress: Called with each of :data:`STAGES` as it begins.
+        progress: Called with each of :func:`stages` as it begins.
     """
     began, tell = time.perf_counter(), progress or (lambda stage: None)
     work = _Work(data, effort, device)
     for each in (run, before):
-        work.check(each)
+        if each is not None:
+            work.check(each)
     model = run.model(device)
     tell("noise levels")
     noise = work.noise(run, model)
     found = work.likelihoods(model, tell)
     tell("samples")
     drawn = work.samples(model)
-    tell("before")
-    smoothness = () if before is None else (work.smoothness(before),)
+    smoothness: tuple[Smoothness, ...] = ()
+    if before is not None:
+        tell("before")
+        smoothness = (work.smoothness(before),)
     return Measurements(
         run=run.path,
         name=run.config.name,
@@ -133,16 +141,11 @@ class _Work:
     effort: Effort
     device: torch.device | str
 
-    def check(self, run: Run | None) -> None:
-        if run is None:
-            return
-        wanted, data = run.config.model, self.data
-        if (tuple(wanted.shape), wanted.levels) != (tuple(data.shape), data.levels):
-            raise InputError(
-                f"{run.path} is for data of shape {tuple(wanted.shape)} with {wanted.levels} "
-                f"levels, and {data.identity.name} has {tuple(data.shape)} with {data.levels}: "
-                "give its own"
-            )
+    def check(self, run: Run) -> None:
+        """Find what is wrong with a run now, and not after the work on another."""
+        data, wanted = self.data, run.config.model
+        data.expect(wanted.shape, wanted.levels, str(run.path))
+        run.net()
         if len(data.test) == 0:
             raise InputError(f"{data.identity.name} has no test split: a report needs one")
 
