@@ -46,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=positive, default=128, metavar="N", help="images of the ODE values [128]"
     )
+    parser.add_argument(
+        "--tolerance", type=float, default=0.02, metavar="TOL",
+        help="of those, in bits/dim rms for an image [0.02]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--samples", type=positive, default=128, metavar="N", help="for NFE and FID [128]"
+    )
     parser.add_argument("--device", metavar="DEVICE", help="such as cpu or cuda [cuda if any]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write compare.json here too")
     parser.add_argument("--force", action="store_true", help="begin again, and replace FILE")
@@ -109,7 +116,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         steps=args.steps,
         finetune=args.finetune,
         control=args.control,
-        effort=Effort(limit=args.limit),
+        effort=Effort(limit=args.limit, tolerance=args.tolerance, samples=args.samples),
     )
 
 

@@ -22,7 +22,7 @@ from idode.likelihood import Settings, bits_per_dim
 from idode.model import DiffusionODE
 from idode.run import Run, open_run
 from idode.sampling import sample
-from idode.training import Diverged, Reporter, Trainer, World
+from idode.training import Diverged, Reporter, Trainer, World, parent_of
 
 __all__ = ["Bench"]
 
@@ -79,13 +79,14 @@ class Bench:
 
     def _train(self, entry: Entry, watch: Watch) -> Values:
         config = self.plan.config(entry, self.data.identity)
-        run = Run(entry.folder(self.out), config, self.data.identity)
-        run.write_config()
-        start = None
+        start, parent = None, None
         if entry.stage:
             if "training" in self.result(entry.first).failures:
                 raise NumericalError("its first stage failed")
-            start = open_run(entry.first.folder(self.out)).net().state_dict()
+            first = open_run(entry.first.folder(self.out))
+            start, parent = first.net().state_dict(), parent_of(first, str(first.path.resolve()))
+        run = Run(entry.folder(self.out), config, self.data.identity, parent)
+        run.write_config()
         reporter = watch(config.train.steps)
         trained = Trainer(run, self.data, World(self.device), reporter, start).train()
         if trained.interrupted:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,6 +57,8 @@ class Effort:
         for name, least in (("limit", 1), ("draws", 2), ("samples", 2)):
             if getattr(self, name) < least:
                 raise InputError(f"--{name} must be at least {least}, got {getattr(self, name)}")
+        if not 0 < self.tolerance < math.inf:
+            raise InputError(f"--tolerance must be above 0, got {self.tolerance}")
 
 
 @dataclass(frozen=True)
