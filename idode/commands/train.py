@@ -12,17 +12,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from idode.commands.session import add_training_arguments
 
     parser.add_argument("preset", nargs="?", metavar="PRESET", help="see --list")
-    parser.add_argument("--list", action="store_true", help="list the presets and stop")
+    parser.add_argument(
+        "--list", action="store_true", help="list the presets and the systems, and stop"
+    )
+    parser.add_argument("--system", metavar="NAME", help="train another system, see --list")
     parser.add_argument("--data", metavar="SPEC", help="a data set, see `idode data list`")
     add_training_arguments(parser)
 
 
-def list_presets() -> int:
-    """One line a preset."""
+def list_names() -> int:
+    """One line a preset, one line a system."""
     from idode.presets import SUMMARIES
+    from idode.systems import SYSTEMS
 
     for name, text in SUMMARIES.items():
-        print(f"{name:20} {text}")
+        print(f"{name:24} {text}")
+    print("\nsystems, for --system:")
+    for name, system in SYSTEMS.items():
+        print(f"{name:24} {system.summary}")
     return 0
 
 
@@ -32,21 +39,30 @@ def run(args: argparse.Namespace) -> int:
     from idode.config import Config
     from idode.errors import InputError, choose
     from idode.presets import PRESETS
+    from idode.systems import apply
     from idode.training import joined
 
     if args.list:
-        return list_presets()
+        return list_names()
+
+    def chosen(config: Config) -> Config:
+        return config if args.system is None else apply(config, args.system)
 
     def decide() -> Config:
         out = args.out if args.dry_run else session.needed(args.out)
         found = None if out is None else session.claim(out, args.resume, args.force)
         if found is not None and args.preset in (None, found.config.name):
-            return session.resumed(found, args)
+            config = session.resumed(found, args)
+            if session.resolve(chosen(found.config), args) != config:
+                raise InputError(
+                    f"{out} is not a run of {args.system}: resume it without --system"
+                )
+            return config
         if found is not None:
             raise InputError(f"{out} is a run of {found.config.name}: resume it without a preset")
         if args.preset is None:
             raise InputError("no preset is given: choose one of `idode train --list`")
-        return session.resolve(choose("preset", args.preset, PRESETS), args)
+        return session.resolve(chosen(choose("preset", args.preset, PRESETS)), args)
 
     if args.dry_run:
         return session.print_settings(decide())
