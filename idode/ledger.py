@@ -173,9 +173,9 @@ class Ledger:
         began = time.perf_counter()
         found = {"stage": stage, "batch": number, "images": size, **make()}
         record = {**found, "seconds": time.perf_counter() - began}
+        self._known[key] = record  # first: an interrupt may come when the line is just written
         if self._store is not None:
             self._store.append(record)
-        self._known[key] = record
         return record
 
     def _exchange(self, text: str) -> list[str]:

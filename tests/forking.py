@@ -47,10 +47,12 @@ class Forks:
         ranks: int = 1,
         kill_after: float | None = None,
         kill_when: str | None = None,
+        kill_lines: int = 0,
         signal_number: int = signal.SIGKILL,
         file_limit: int | None = None,
     ) -> Ended:
-        """Run ``idode argv``; kill it after some seconds or when a path matching a glob appears.
+        """Run ``idode argv``; kill it after some seconds or when a path matching a glob appears,
+        or once the files that match have so many lines together.
 
         ``file_limit`` is the largest file it may write, in bytes: a disk that is full.
         """
@@ -60,6 +62,7 @@ class Forks:
             "ranks": ranks,
             "kill_after": kill_after,
             "kill_when": kill_when,
+            "kill_lines": kill_lines,
             "signal": int(signal_number),
             "file_limit": file_limit,
         }
@@ -102,10 +105,13 @@ def child(job: dict, rank: int, port: int) -> int:
 
 def matches(job: dict) -> set[tuple[str, int]]:
     """Paths that match the glob, with their numbers: a dead process may have left some."""
-    found = set()
+    found, lines = set(), 0
     for path in Path(job["root"]).glob(job["kill_when"] or "nothing"):
         with contextlib.suppress(FileNotFoundError):
+            lines += path.read_bytes().count(b"\n") if job["kill_lines"] else 0
             found.add((path.name, path.stat().st_ino))
+    if job["kill_lines"]:
+        return {("lines", 0)} if lines >= job["kill_lines"] else set()
     return found
 
 

@@ -89,6 +89,56 @@ def test_a_refusal_by_the_process_that_writes_is_a_sentence(tmp_path: Path) -> N
     assert (tmp_path / "run" / "precious").read_text() == "1"
 
 
+def evaluation(tmp_path: Path, name: str, *more: object) -> list[object]:
+    """A command with a journal of its own, so that none goes on from another."""
+    if not (tmp_path / "run").exists():
+        tiny.train(tmp_path / "run", "train.steps=2")
+        np.save(tmp_path / "x.npy", tiny.images())
+    words = ["evaluate", tmp_path / "run", "--data", f"npy:{tmp_path / 'x.npy'}?levels=4"]
+    words += ["--split", "train", "--draws", 2, "--solver", "dopri5", "--tolerance", 0.01]
+    files = ["--json", tmp_path / f"{name}.json", "--journal", tmp_path / f"{name}.jsonl"]
+    return [*words, *files, "--quiet", *more]
+
+
+def measured(file: Path) -> dict:
+    value = json.loads(file.read_text())
+    for result in value["results"]:
+        result.pop("seconds")
+    return value
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [("--limit", 7, "--batch-size", 2), ("--limit", 5, "--batch-size", 1), ("--limit", 1)],
+    ids=["four batches, the last one short", "an odd number", "fewer images than processes"],
+)
+def test_two_processes_evaluate_as_one_does(tmp_path: Path, sizes: tuple[object, ...]) -> None:
+    """To the last digit, though the solver takes other steps for every batch."""
+    for ranks in (1, 2):
+        words = evaluation(tmp_path, f"{ranks}", *sizes)
+        ended = forks().run(*words, root=tmp_path, ranks=ranks)
+        assert ended.codes == [0] * ranks, ended.text
+        assert ended.text.count("ODE tn") == 1  # one of them prints
+    assert measured(tmp_path / "1.json") == measured(tmp_path / "2.json")
+    one, two = ([tmp_path / f"{n}.jsonl", tmp_path / f"{n}.1.jsonl"] for n in (1, 2))
+    lines = [[len(p.read_text().splitlines()) for p in pair if p.exists()] for pair in (one, two)]
+    # Every batch once; each process has a header.
+    assert sum(lines[1]) == lines[0][0] + 1
+
+
+def test_one_process_goes_on_where_two_were_killed(tmp_path: Path) -> None:
+    sizes = ("--limit", 7, "--batch-size", 1)
+    assert forks().run(*evaluation(tmp_path, "whole", *sizes), root=tmp_path).codes == [0]
+    words = evaluation(tmp_path, "part", *sizes)
+    kill = {"kill_when": "part*.jsonl", "kill_lines": 2 + 7 + 1 + 3}
+    ended = forks().run(*words, root=tmp_path, ranks=2, **kill)
+    assert ended.codes == [-signal.SIGKILL] * 2, ended.text
+    assert forks().run(*words, root=tmp_path).codes == [0]
+    assert measured(tmp_path / "part.json") == measured(tmp_path / "whole.json")
+    kept = [p.read_text().splitlines()[1:] for p in tmp_path.glob("part*.jsonl")]
+    assert sum(map(len, kept)) == 7 + 1 + 7  # no batch twice
+
+
 @pytest.mark.slow
 def test_torchrun_starts_it(tmp_path: Path) -> None:
     words = command(tmp_path, "run", "train.steps=3")

@@ -71,16 +71,33 @@ def test_the_table_of_bounds_has_nine_cells(run: Path, tmp_path: Path) -> None:
         (["RUN", "--json", "no/such/folder/r.json"], "make it first"),
         (["RUN", "--json", ".", "--force"], "is a folder"),
         (["pretrained:tigers"], "no pretrained model called 'tigers'"),
+        (["RUN", "--tolerance", "-1"], "the tolerance must be a positive number, got -1.0"),
+        (["RUN", "--tolerance", "nan"], "the tolerance must be a positive number, got nan"),
+        (["RUN", "--draws", "3"], "--draws must be even and at least 2, got 3"),
+        (["RUN", "--start", "9"], "the start must lie on the model's clock"),
+        (["RUN", "--dequantization", "none"], "is for continuous data"),
+        (["RUN", "--batch-size", "0"], "batch_size must be at least 1, got 0"),
+        (["RUN", "--device", "toaster"], "--device toaster cannot be used"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(
-    run: Path, arguments: list[str], sentence: str, capsys
+def test_bad_input_is_one_sentence_before_any_bar_or_network(
+    run: Path, arguments: list[str], sentence: str, capsys, monkeypatch
 ) -> None:
+    monkeypatch.setattr("idode.nets.UNet.forward", None)
+    monkeypatch.setattr("idode.commands.stages.tqdm", None)
     given = [str(run) if word == "RUN" else word for word in arguments]
-    assert main(["evaluate", *given, "--quiet"]) == 2
+    assert main(["evaluate", *given]) == 2
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1
+
+
+def test_every_stage_is_shown_with_its_name(run: Path, capsys) -> None:
+    assert main(["evaluate", str(run), "--limit", "2", "--tolerance", "0.1"]) == 0
+    shown = capsys.readouterr().err
+    for stage in ("SDE bound", "calibrating tn", "ODE tn"):
+        assert f"{stage}: " in shown
+    assert "2/2" in shown
 
 
 def test_a_result_is_not_overwritten_without_force(run: Path, tmp_path: Path) -> None:

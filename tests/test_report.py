@@ -358,7 +358,7 @@ class TestCommand:
         for words, expected in {
             ("nowhere",): "no run folder",
             (run, "--before", "nowhere"): "no run folder",
-            (run, "--limit", "-1"): "limit must be positive",
+            (run, "--limit", "-1"): "must be at least 1, got -1",
             (run, "--data", "digits"): "give its own",
             (run, "--out", str(tmp_path / "file")): "is a file",
         }.items():

@@ -1,0 +1,264 @@
+"""An evaluation that was stopped, in any way, ends as one that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from forking import forks
+
+from idode.cli import main
+from idode.errors import InputError
+from idode.evaluation import model_digest, open_journal
+from idode.journal import Journal
+from idode.ledger import Ledger
+from idode.pilot import Pilot
+from idode.run import open_run, pretrained
+
+FAST = ["--split", "train", "--limit", "7", "--batch-size", "2", "--draws", "2"]
+FAST += ["--solver", "dopri5", "--tolerance", "0.01"]  # no grid to be found first
+LINES = 1 + 4 + 1 + 4  # header, SDE batches, pilot, ODE batches
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("resuming")
+    tiny.train(folder / "run", "train.steps=2")
+    np.save(folder / "images.npy", tiny.images())
+    return folder / "run"
+
+
+def words(run: Path, *more: object) -> list[str]:
+    spec = f"npy:{run.parent / 'images.npy'}?levels=4"
+    return ["evaluate", str(run), "--data", spec, *FAST, *map(str, more)]
+
+
+def numbers(file: Path) -> dict:
+    """All that was written but how long it took."""
+    value = json.loads(file.read_text())
+    for result in value["results"]:
+        assert result.pop("seconds") > 0
+    return value
+
+
+@pytest.fixture(scope="module")
+def whole(run: Path) -> dict:
+    out, journal = run.parent / "whole.json", run.parent / "whole.jsonl"
+    assert main(words(run, "--json", out, "--journal", journal, "--quiet")) == 0
+    assert len(journal.read_text().splitlines()) == LINES
+    return numbers(out)
+
+
+class TestStopped:
+    def test_kill_9_again_and_again_costs_no_digit(self, run, tmp_path: Path) -> None:
+        def command(name: str) -> list[str]:
+            out = ("--json", tmp_path / f"{name}.json", "--journal", tmp_path / f"{name}.jsonl")
+            return words(run, "--solver", "adams", "--tolerance", "0.05", *out)
+
+        assert forks().run(*command("whole"), root=tmp_path).codes == [0]
+        for lines in (1, 3, 6, 8):
+            ended = forks().run(
+                *command("part"), root=tmp_path, kill_when="part.jsonl", kill_lines=lines
+            )
+            assert ended.codes == [-signal.SIGKILL], ended.text
+            assert not (tmp_path / "part.json").exists()
+        with (tmp_path / "part.jsonl").open("ab") as file:
+            file.write(b'{"stage": "ODE tn", "batch": 3, "images": 1, "log_w": [[-1')
+        ended = forks().run(*command("part"), root=tmp_path)
+        assert ended.codes == [0], ended.text
+        assert "SDE bound: all 7 images are known from before" in ended.text
+        assert re.search(r"ODE tn: going on after [246] of 7 images", ended.text)
+        assert numbers(tmp_path / "part.json") == numbers(tmp_path / "whole.json")
+        assert len((tmp_path / "part.jsonl").read_text().splitlines()) == LINES  # nothing twice
+
+    def test_ctrl_c_shows_what_is_done_and_the_same_command_goes_on(
+        self, run, whole, tmp_path: Path
+    ) -> None:
+        command = words(run, "--json", tmp_path / "r.json", "--journal", tmp_path / "j.jsonl")
+        ended = forks().run(
+            *command,
+            root=tmp_path,
+            kill_when="j.jsonl",
+            kill_lines=7,
+            signal_number=signal.SIGINT,
+        )
+        assert ended.codes == [130], ended.text
+        assert "give the same command again to go on" in ended.text
+        assert "note: interrupted after" in ended.text
+        assert not (tmp_path / "r.json").exists()
+        assert forks().run(*command, root=tmp_path).codes == [0]
+        assert numbers(tmp_path / "r.json") == whole
+
+    def test_a_full_disk_is_a_sentence_and_loses_nothing(self, run, whole, tmp_path) -> None:
+        command = words(run, "--json", tmp_path / "r.json", "--journal", tmp_path / "j.jsonl")
+        limit = (run.parent / "whole.jsonl").stat().st_size - 30
+        ended = forks().run(*command, "--quiet", root=tmp_path, file_limit=limit)
+        assert ended.codes == [2], ended.text
+        assert "make room and give the same command again" in ended.text
+        kept = (tmp_path / "j.jsonl").read_bytes()
+        assert len(kept) == limit  # the last line is torn
+        assert forks().run(*command, root=tmp_path).codes == [0]
+        assert (tmp_path / "j.jsonl").read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
+        assert numbers(tmp_path / "r.json") == whole
+
+    def test_the_table_of_bounds_goes_on_too(self, run, tmp_path: Path) -> None:
+        for name, lines in (("whole", None), ("part", 1 + 1 + 3)):
+            more = (
+                "--limit",
+                2,
+                "--batch-size",
+                40,
+                "--bounds",
+                "--json",
+                tmp_path / f"{name}.json",
+            )
+            command = words(run, *more, "--journal", tmp_path / f"{name}.jsonl", "--quiet")
+            if lines is not None:
+                where = {"kill_when": f"{name}.jsonl", "kill_lines": lines}
+                assert forks().run(*command, root=tmp_path, **where).codes == [-signal.SIGKILL]
+            assert forks().run(*command, root=tmp_path).codes == [0]
+        assert numbers(tmp_path / "part.json") == numbers(tmp_path / "whole.json")
+
+
+class TestPlace:
+    def test_more_images_go_on_from_fewer_and_other_settings_begin_anew(
+        self, run: Path, capsys
+    ) -> None:
+        home = run / "evaluations"
+        assert main(words(run, "--limit", "4")) == 0
+        (journal,) = home.iterdir()
+        before = journal.read_text()
+        capsys.readouterr()
+        assert main(words(run)) == 0  # the pilot of 4 images is not that of 7
+        text = capsys.readouterr().err
+        assert "SDE bound: going on after 4 of 7 images" in text
+        assert "calibrating tn" in text
+        assert journal.read_text().startswith(before)
+        for change in (["--seed", "1"], ["--tolerance", "0.02"], ["--split", "test"]):
+            count = len(list(home.iterdir()))
+            assert main(words(run, "--limit", "1", *change, "--quiet")) == 0
+            assert len(list(home.iterdir())) == count + 1
+
+    def test_other_weights_have_another_journal(self, run: Path, tmp_path: Path) -> None:
+        other = tiny.train(tmp_path / "run", "train.steps=3")
+        assert other.run.config.model == open_run(run).config.model
+        assert model_digest(open_run(tmp_path / "run")) != model_digest(open_run(run))
+        names = set()
+        for folder in (run, tmp_path / "run"):
+            with open_journal(open_run(folder), {"seed": 0}) as journal:
+                names.add(journal.path.name)
+        assert len(names) == 2
+
+    def test_a_model_of_the_package_has_its_journal_in_the_cache(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("IDODE_DATA", str(tmp_path))
+        with open_journal(open_run(f"pretrained:{next(iter(pretrained()))}"), {}) as journal:
+            assert journal.path.parent == tmp_path / "evaluations"
+
+
+class TestJournal:
+    def test_what_was_kept_is_read_back_bit_for_bit(self, tmp_path: Path) -> None:
+        x = torch.randn(3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        record = {"stage": "a", "batch": 0, "images": 3, "x": [*x.tolist(), float("inf")]}
+        with Journal(tmp_path / "j.jsonl", {"seed": 1, "ends": (0, 1)}) as journal:
+            journal.append(record)
+        with Journal(tmp_path / "j.jsonl", {"seed": 1, "ends": (0, 1)}) as journal:
+            assert journal.records() == [record]
+
+    @pytest.mark.parametrize("kept", range(1, 40, 3))
+    def test_any_torn_beginning_is_repaired(self, kept: int, tmp_path: Path) -> None:
+        file = tmp_path / "j.jsonl"
+        with Journal(file, {"seed": 1}):
+            pass
+        file.write_bytes(file.read_bytes()[:kept])
+        with Journal(file, {"seed": 1}) as journal:
+            assert journal.records() == []
+        with Journal(file, {"seed": 1}):
+            assert len(file.read_text().splitlines()) == 1
+
+    @pytest.mark.parametrize("text", ["precious", "precious\n", '{"a": 1}\n', "[]\n\n", "\n"])
+    def test_a_foreign_file_is_refused_and_not_touched(self, text: str, tmp_path: Path) -> None:
+        (tmp_path / "mine.txt").write_text(text)
+        with pytest.raises(InputError, match="is not a journal"):
+            Journal(tmp_path / "mine.txt", {"seed": 1})
+        assert (tmp_path / "mine.txt").read_text() == text
+
+    def test_the_journal_of_another_evaluation_is_refused(self, tmp_path: Path) -> None:
+        with Journal(tmp_path / "j.jsonl", {"seed": 1}):
+            pass
+        with pytest.raises(InputError, match="of an evaluation with another seed"):
+            Journal(tmp_path / "j.jsonl", {"seed": 2})
+
+    def test_two_processes_do_not_write_the_same_file(self, tmp_path: Path) -> None:
+        with (
+            Journal(tmp_path / "j.jsonl", {}),
+            pytest.raises(InputError, match="another process is at this evaluation"),
+        ):
+            Journal(tmp_path / "j.jsonl", {})
+
+    def test_a_place_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(InputError, match="name another file with --journal FILE"):
+            Journal(tmp_path / "file" / "j.jsonl", {})
+
+    def test_each_process_reads_what_the_others_wrote(self, tmp_path: Path) -> None:
+        record = {"stage": "a", "batch": 4, "images": 1}
+        for rank in (0, 1):
+            with Journal(tmp_path / "j.jsonl", {}, rank) as journal:
+                journal.append({**record, "batch": rank})
+        with (tmp_path / "j.1.jsonl").open("a") as file:
+            file.write('{"stage": "torn')
+        with Journal(tmp_path / "j.jsonl", {}) as journal:
+            assert sorted(r["batch"] for r in journal.records()) == [0, 1]
+        assert sorted(os.listdir(tmp_path)) == ["j.1.jsonl", "j.jsonl"]
+
+
+class TestLedger:
+    def test_known_batches_are_not_made_again_and_gaps_are_filled(self, tmp_path: Path) -> None:
+        def made(number: int) -> dict:
+            calls.append(number)
+            return {"value": number / 3}
+
+        calls: list[int] = []
+        for number in (2, 0):
+            with Journal(tmp_path / "j.jsonl", {}) as journal:
+                journal.append(
+                    {"stage": "s", "batch": number, "images": 2, "seconds": 0, **made(number)}
+                )
+        calls.clear()
+        seen: list[int] = []
+        with Journal(tmp_path / "j.jsonl", {}) as journal:
+            done = Ledger(store=journal).each("s", [2, 2, 2, 1], made, seen.append)
+        assert calls == [1, 3]
+        assert seen == [2, 1]
+        assert [record["value"] for record in done.records] == [0, 1 / 3, 2 / 3, 1]
+
+    def test_an_interrupted_result_has_no_gaps(self) -> None:
+        def made(number: int) -> dict:
+            if number == 1 and not late:
+                raise KeyboardInterrupt
+            return {"value": number}
+
+        late: list[int] = []
+        ledger = Ledger()
+        done = ledger.each("s", [1, 1, 1], made)
+        assert ([r["value"] for r in done.records], done.complete) == ([0], False)
+        late.append(1)
+        assert ledger.each("s", [1, 1, 1], made).complete
+
+    def test_a_pilot_survives_json(self) -> None:
+        for kind in ({"grid": [0.0, 1 / 3, 1.0], "order": 3}, {"rtol": 1e-5, "atol": 1e-4}):
+            fields = dict.fromkeys(
+                ("solver_mean", "solver_rms", "error_per_roughness", "most_roughness"), 1 / 7
+            )
+            fields |= {"noise_variance": 0.1, "probe_variance": 0.2, "interaction": 0.3, "nfe": 9}
+            pilot = Pilot.from_json({**fields, "solver": kind})
+            assert Pilot.from_json(json.loads(json.dumps(pilot.to_json()))) == pilot
