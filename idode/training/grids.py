@@ -18,7 +18,7 @@ from idode.training.randomness import Purpose, generator
 __all__ = ["draw_grid", "drawable", "sample_grid"]
 
 COUNT = 64
-STEPS = 20  # evaluations of the fast solver: a grid costs about seven training steps
+STEPS = 20  # evaluations of the fast solver, enough to judge progress by
 
 
 def drawable(config: Config) -> bool:
