@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
               file=sys.stderr)  # fmt: skip
     elif not args.quiet:
         print(f"{folder}: {trained.step} steps on {data.identity}")
-        print(f"by the training objective {trained.gain:.4f} ± {trained.gain_error:.4f} bits/dim "
-              f"less than {args.base} on held-out images; for the ODE's value: "
+        print(f"{-trained.gain:+.4f} ± {trained.gain_error:.4f} bits/dim against {args.base} on "
+              "held-out images, by the training objective; for the ODE's value: "
               f"idode evaluate {folder} --dequantization learned")  # fmt: skip
     return INTERRUPTED if trained.interrupted else 0
 

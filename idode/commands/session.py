@@ -17,6 +17,7 @@ from torch import Tensor
 from idode.commands.progress import Bar
 from idode.config import Config, fit, from_json, override, to_json
 from idode.data import load, same_data
+from idode.dequantizer_file import DEQUANTIZER
 from idode.errors import InputError
 from idode.run import CHECKPOINTS, CONFIG, METRICS, MODEL, SAMPLES, Parent, Run, open_run
 from idode.training import Trainer, World
@@ -34,7 +35,7 @@ __all__ = [
     "session",
 ]
 
-OURS = (CONFIG, METRICS, MODEL, CHECKPOINTS, SAMPLES, "tensorboard")
+OURS = (CONFIG, METRICS, MODEL, DEQUANTIZER, CHECKPOINTS, SAMPLES, "tensorboard")
 FLAGS = ("steps", "seed", "ratio", "probes")  # that stand for a setting of the same name
 INTERRUPTED = 130
 

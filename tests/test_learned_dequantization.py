@@ -1,0 +1,344 @@
+"""The learned dequantization: a density, a bound, a file, and a command."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from conftest import ALL_SCHEDULES, f64
+from torch import Tensor
+
+from idode import exact, streams
+from idode.cli import main
+from idode.dequantization import Dequantization, TruncatedNormal, Uniform
+from idode.dequantizer_file import DEQUANTIZER, load_dequantizer, save_dequantizer
+from idode.errors import InputError
+from idode.learned import Learned, base
+from idode.likelihood import Settings, bits_per_dim
+from idode.nets.bin_flow import BinFlow, BinFlowConfig
+from idode.numerics import log_mean_exp
+from idode.run import open_run
+from idode.schedules import Schedule, VariancePreserving, start_gamma
+from idode.splines import spline
+from idode.state_bound import Fading, state_bound
+from idode.training.dequantizer import Fitting, fit_dequantizer, fresh_dequantizer
+
+VP = VariancePreserving()
+SHAPES = [(1, 8, 8), (3, 5, 7), (1, 1, 1), (2, 1, 3), (6,)]
+
+
+def bent_flow(channels: int = 1, size: float = 0.15, seed: int = 0, **more: int) -> BinFlow:
+    """A flow far from the identity, in float64."""
+    g = torch.Generator().manual_seed(seed)
+    flow = BinFlow(BinFlowConfig(channels, width=8, **more), g).double()
+    for parameter in flow.parameters():
+        parameter.data += size * torch.randn(parameter.shape, generator=g, dtype=torch.float64)
+    return flow.requires_grad_(False)
+
+
+def uniform(*shape: int, seed: int = 1) -> Tensor:
+    return streams.uniform(shape, torch.Generator().manual_seed(seed))
+
+
+class TestSpline:
+    def test_noughts_are_the_identity(self) -> None:
+        y, log_slope = spline(torch.zeros(9, 13, dtype=torch.float64))(uniform(9))
+        torch.testing.assert_close(y, uniform(9), atol=1e-15, rtol=0)
+        assert log_slope.abs().max() < 1e-14
+
+    def test_it_increases_from_0_to_1_with_the_slope_it_claims_and_back(self) -> None:
+        raw = 2 * torch.randn(16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        curve = spline(raw.expand(1001, 16))
+        x = torch.linspace(0, 1, 1001, dtype=torch.float64, requires_grad=True)
+        y, log_slope = curve(x)
+        (slope,) = torch.autograd.grad(y.sum(), x)
+        assert y[0] == 0
+        assert y[-1] == 1
+        assert (y.diff() > 0).all()
+        torch.testing.assert_close(log_slope[1:-1], slope.log()[1:-1])  # the ends are clamped
+        back, at = curve.inverse(y.detach())
+        torch.testing.assert_close(back, x.detach(), atol=1e-12, rtol=0)
+        torch.testing.assert_close(at, log_slope.detach(), atol=1e-9, rtol=0)
+
+
+class TestFlow:
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    def test_it_is_inverted_for_every_shape(self, shape: tuple[int, ...]) -> None:
+        flow = bent_flow(shape[0] if len(shape) == 3 else 1)
+        v, image = uniform(4, *shape), 2 * uniform(4, *shape, seed=2) - 1
+        bent, log_det = flow(v, image)
+        assert bent.shape == v.shape
+        assert (bent > 0).all()
+        assert (bent < 1).all()
+        assert (bent - v).abs().max() > 0.01
+        back, same = flow.inverse(bent, image)
+        torch.testing.assert_close(back, v, atol=1e-10, rtol=0)
+        torch.testing.assert_close(same, log_det, atol=1e-9, rtol=0)
+
+    @pytest.mark.parametrize("shape", [(1, 3, 3), (2, 2, 3)], ids=str)
+    def test_its_log_determinant_is_that_of_the_autograd_jacobian(
+        self, shape: tuple[int, ...]
+    ) -> None:
+        flow, v, image = bent_flow(shape[0]), uniform(1, *shape), uniform(1, *shape, seed=2)
+        jacobian = torch.autograd.functional.jacobian(lambda u: flow(u, image)[0], v)
+        dim = math.prod(shape)
+        _, log_det = torch.linalg.slogdet(jacobian.reshape(dim, dim))
+        torch.testing.assert_close(flow(v, image)[1][0], log_det, atol=1e-10, rtol=0)
+
+    @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 1, 2)], ids=str)
+    def test_its_density_integrates_to_one(self, shape: tuple[int, ...]) -> None:
+        flow, n = bent_flow(size=0.3), 100 if math.prod(shape) == 2 else 4000
+        middle = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+        grid = torch.cartesian_prod(*[middle] * math.prod(shape)).reshape(-1, *shape)
+        density = torch.exp(-flow.inverse(grid, torch.full_like(grid, 0.3))[1])
+        assert density.std() > 0.1
+        assert density.mean().item() == pytest.approx(1, abs=1e-3)  # a midpoint rule
+
+    def test_its_noise_depends_on_the_image_and_on_the_other_pixels(self) -> None:
+        flow, v, image = bent_flow(), uniform(1, 1, 4, 4), uniform(1, 1, 4, 4, seed=2)
+        other_image, other_v = image.clone(), v.clone()
+        other_image[0, 0, 0, 0] = -1
+        other_v[0, 0, 0, 0] = 0.01
+        bent = flow(v, image)[0]
+        assert (flow(v, other_image)[0] != bent).sum() > 4
+        assert (flow(other_v, image)[0] != bent).sum() > 4
+
+    def test_another_number_of_channels_is_refused(self) -> None:
+        with pytest.raises(InputError, match="for 3 channels, the data has 1"):
+            bent_flow(3)(uniform(1, 1, 4, 4), uniform(1, 1, 4, 4))
+
+    def test_an_empty_size_is_refused(self) -> None:
+        with pytest.raises(InputError, match="layers must be at least 1, got 0"):
+            BinFlowConfig(1, layers=0)
+
+
+class TestLearned:
+    @pytest.mark.parametrize("plain", [TruncatedNormal(VP, -8.0, 17), Uniform(-7.0, 17)])
+    def test_a_fresh_one_is_its_base(self, plain: Dequantization) -> None:
+        pixels, v = torch.arange(17).repeat(2, 1), uniform(2, 17)
+        learned = Learned(plain, BinFlow(BinFlowConfig(1)), 17)
+        drawn, expected = learned.draw(pixels, v), plain.draw(pixels, v)
+        torch.testing.assert_close(drawn.x, expected.x, atol=1e-14, rtol=0)
+        torch.testing.assert_close(drawn.weight, expected.weight, atol=1e-11, rtol=0)
+        assert learned.gamma == plain.gamma
+
+    @pytest.mark.parametrize("name", ["tn", "uniform"])
+    def test_its_weight_is_minus_the_log_density_of_its_draw(self, name: str) -> None:
+        """The volume by which noise is stretched, all the way from noise to state."""
+        learned = Learned(base(name, VP, start_gamma(5), 5), bent_flow(), 5)
+        pixels, v = torch.tensor([[[[0, 4], [2, 1]]]]), uniform(1, 1, 2, 2)
+        jacobian = torch.autograd.functional.jacobian(lambda u: learned.draw(pixels, u).x, v)
+        _, volume = torch.linalg.slogdet(jacobian.reshape(4, 4))
+        torch.testing.assert_close(learned.draw(pixels, v).weight[0], volume, atol=1e-10, rtol=0)
+
+    def test_scaled_images_and_unknown_bases_are_refused(self) -> None:
+        with pytest.raises(InputError, match="pass the uint8 images"):
+            Learned(Uniform(-7.0, 17), bent_flow(), 17).draw(uniform(1, 3), uniform(1, 3))
+        with pytest.raises(InputError, match="no base called 'tent'"):
+            base("tent", VP, -8.0, 17)
+
+
+class TestStateBound:
+    @ALL_SCHEDULES
+    def test_for_the_exact_model_it_has_the_mean_of_minus_log_p_and_its_gradient(
+        self, schedule: Schedule
+    ) -> None:
+        oracle = exact.mixture([0.6, 0.4], [[0.5, -0.3], [-0.2, 0.4]], [0.01, 0.04])
+        start, end, n = -6.0, 9.0, 40_000
+        g = torch.Generator().manual_seed(0)
+        state = f64(0.45, -0.2)[None].requires_grad_()
+        truth = -oracle.log_prob(state, f64(start)[0], schedule)
+        (slope,) = torch.autograd.grad(truth.sum(), state)
+        x = state.detach().repeat(n, 1).requires_grad_()
+        eps = torch.randn(n, 2, generator=g, dtype=torch.float64)
+        times = Fading(start, end).draw(n, g)
+        value = state_bound(oracle.ode(schedule, start, end), x, eps, times, start)
+        (gradient,) = torch.autograd.grad(value.sum(), x)
+        # Low discrepancy makes the true error smaller than this standard error.
+        assert abs(value.mean() - truth) < 4 * value.std() / n**0.5
+        assert ((gradient.mean(0) - slope[0]).abs() < 4 * gradient.std(0) / n**0.5).all()
+
+    def test_the_fading_density_is_one(self) -> None:
+        density = Fading(-8.0, 5.0)
+        gamma = torch.linspace(-8, 5, 4001, dtype=torch.float64)
+        assert torch.trapezoid(density.density(gamma), gamma).item() == pytest.approx(1, abs=1e-6)
+        torch.testing.assert_close(density.isf(density.sf(gamma)), gamma)
+        torch.testing.assert_close(density.sf(f64(-8, 5)), f64(1, 0))
+
+
+class TestTraining:
+    points = torch.tensor([[0, 1], [2, 2], [3, 0], [1, 1]])
+    chances = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+    lattice = exact.Lattice(points, chances, 4)
+
+    def value(self, bridge: Dequantization, k: int, seed: int = 5) -> tuple[float, float]:
+        """Mean excess over the true code length, nats, and its standard error: exact model."""
+        g = torch.Generator().manual_seed(seed)
+        pixels, truth = self.lattice.sample(1000, g)
+        gamma = torch.tensor(bridge.gamma, dtype=torch.float64)
+        log_w = []
+        for _ in range(k):
+            drawn = bridge.draw(pixels, streams.uniform(pixels.shape, g))
+            log_w.append(self.lattice.mixture.log_prob(drawn.x, gamma, VP) + drawn.weight)
+        excess = truth - log_mean_exp(torch.stack(log_w))
+        return excess.mean().item(), excess.std().item() / 1000**0.5
+
+    def test_on_an_exact_model_it_beats_uniform_and_never_the_truth(self) -> None:
+        model = self.lattice.ode(VP, start_gamma(4), 7.0)
+        pixels, _ = self.lattice.sample(2000, torch.Generator().manual_seed(0))
+        fresh = fresh_dequantizer(model, (2,), "uniform")
+        before = fresh.flow.state_dict()["look.into.weight"].clone()
+        rows = pixels.numpy().astype(np.uint8)
+        fitting = Fitting(steps=80, batch_size=32, lr=1e-2)
+        trained = fit_dequantizer(model, fresh, rows[:1800], rows[1800:], fitting)
+        plain, _ = self.value(fresh, 1)
+        one, error = self.value(trained.learned, 1)
+        twenty, _ = self.value(trained.learned, 20)
+        tn, _ = self.value(base("tn", VP, model.gamma_min, 4), 1)
+        assert plain > 0.8  # uniform noise at the model's own start: 0.63 nats a dimension
+        assert one < tn + 0.1  # most of that is gone
+        assert -4 * error < twenty < one + 4 * error
+        assert one > 0
+        assert trained.gain > 5 * trained.gain_error > 0
+        assert (fresh.flow.state_dict()["look.into.weight"] == before).all()
+
+    def test_the_same_seed_teaches_the_same(self) -> None:
+        model = self.lattice.ode(VP, start_gamma(4), 7.0)
+        rows = self.points.numpy().astype(np.uint8).repeat(5, 0)
+        made = [
+            fit_dequantizer(
+                model, fresh_dequantizer(model, (2,), "tn"), rows, rows, Fitting(3, 8)
+            ).learned.flow.state_dict()
+            for _ in range(2)
+        ]
+        assert all((made[0][name] == made[1][name]).all() for name in made[0])
+
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [({"steps": 0}, "steps must be"), ({"lr": math.nan}, "lr must be positive, got nan")],
+    )
+    def test_impossible_settings_are_refused(self, values: dict, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            Fitting(**values)
+
+    def test_continuous_data_needs_none(self) -> None:
+        with pytest.raises(InputError, match="continuous data"):
+            fresh_dequantizer(self.lattice.mixture.ode(VP, -8.0, 5.0), (2,), "tn")
+
+
+class TestEvaluation:
+    lattice = TestTraining.lattice
+
+    def test_bits_per_dim_with_a_fresh_one_are_those_of_its_base(self) -> None:
+        model = self.lattice.ode(VP, start_gamma(4), 7.0)
+        pixels, _ = self.lattice.sample(6, torch.Generator().manual_seed(0))
+        plain = bits_per_dim(model, pixels, Settings(probes=0, tolerance=0.05))
+        settings = Settings("learned", probes=0, tolerance=0.05)
+        fresh = bits_per_dim(model, pixels, settings, learned=fresh_dequantizer(model, (2,), "tn"))
+        torch.testing.assert_close(fresh.per_image, plain.per_image, atol=1e-6, rtol=0)
+
+    def test_it_must_be_given_and_fit(self) -> None:
+        model = self.lattice.ode(VP, start_gamma(4), 7.0)
+        pixels, learned = self.lattice.pixels, fresh_dequantizer(model, (2,), "tn")
+        with pytest.raises(InputError, match="must be given"):
+            bits_per_dim(model, pixels, Settings("learned"))
+        with pytest.raises(InputError, match="train one for these"):
+            bits_per_dim(model, pixels, Settings("learned", start=-3.0), learned=learned)
+        with pytest.raises(InputError, match="no closed-form entropy"):
+            Settings("learned", closed_form=True)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dequantize")
+    np.save(folder / "images.npy", tiny.images())
+    spec = f"npy:{folder / 'images.npy'}?levels=4"
+    words = ["--data", spec, "--out", str(folder / "run"), "--quiet", *tiny.FLAGS]
+    assert main(["train", "digits", *words]) == 0
+    return folder / "run"
+
+
+def dequantize(run: Path | str, *more: str) -> int:
+    return main(["dequantize", str(run), "--steps", "2", "--batch-size", "4", "--quiet", *more])
+
+
+class TestCommand:
+    def test_a_run_without_one_says_what_to_do(self, run: Path, capsys) -> None:
+        assert main(["evaluate", str(run), "--dequantization", "learned", "--quiet"]) == 2
+        error = capsys.readouterr().err
+        assert "train one with idode dequantize" in error
+        assert error.count("\n") == 1
+
+    def test_it_is_trained_stored_and_evaluated(self, run: Path, tmp_path: Path, capsys) -> None:
+        copy, out = tmp_path / "copy", tmp_path / "r.json"
+        assert dequantize(run, "--out", str(copy)) == 0
+        assert not (run / DEQUANTIZER).exists()
+        words = ["--limit", "1", "--quiet", "--tolerance", "0.5", "--json", str(out)]
+        assert main(["evaluate", str(copy), "--dequantization", "learned", *words]) == 0
+        (result,) = json.loads(out.read_text())["results"]
+        assert result["settings"]["dequantization"] == "learned"
+        assert "ODE learned" in capsys.readouterr().out
+        assert main(["evaluate", str(copy), "--bounds", *words, "--force"]) == 0
+        cells = [r["settings"] for r in json.loads(out.read_text())["results"]]
+        assert [c["importance"] for c in cells if c["dequantization"] == "learned"] == [1, 5, 20]
+
+    def test_it_survives_the_disk_and_is_refused_for_other_weights(
+        self, run: Path, tmp_path: Path, capsys
+    ) -> None:
+        copy = tmp_path / "copy"
+        assert dequantize(run, "--out", str(copy), "--base", "uniform") == 0
+        opened = open_run(copy)
+        model = opened.model()
+        learned = load_dequantizer(opened, model)
+        bent = Learned(learned.base, bent_flow(layers=2).float(), learned.levels)
+        save_dequantizer(copy, bent, "uniform", 7)
+        again = load_dequantizer(opened, model)
+        pixels, v = torch.from_numpy(tiny.images()[:3]), uniform(3, 1, 4, 4)
+        assert isinstance(again.base, Uniform)
+        assert (again.draw(pixels, v).x == bent.draw(pixels, v).x).all()
+        assert (again.draw(pixels, v).weight == bent.draw(pixels, v).weight).all()
+
+        weights = bytearray((copy / "model.safetensors").read_bytes())
+        weights[-1] ^= 1
+        (copy / "model.safetensors").write_bytes(weights)
+        with pytest.raises(InputError, match="other weights"):
+            load_dequantizer(opened, model)
+        (copy / DEQUANTIZER).write_bytes(b"\x10torn")
+        with pytest.raises(InputError, match="cannot be read"):
+            load_dequantizer(opened, model)
+
+    def test_nothing_is_replaced_without_force(self, run: Path, tmp_path: Path, capsys) -> None:
+        copy = tmp_path / "copy"
+        assert dequantize(run, "--out", str(copy)) == 0
+        before = (copy / DEQUANTIZER).read_bytes()
+        assert dequantize(copy, "--seed", "3") == 2
+        assert "replace it by --force" in capsys.readouterr().err
+        assert (copy / DEQUANTIZER).read_bytes() == before
+        assert dequantize(copy, "--seed", "3", "--force") == 0
+        assert (copy / DEQUANTIZER).read_bytes() != before
+        assert dequantize("pretrained:digits", "--out", str(copy), "--force") == 2
+        assert "has another run" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("arguments", "sentence"),
+        [
+            (["nowhere"], "there is no run folder nowhere"),
+            (["pretrained:digits"], "give a folder for a copy of it with --out NEW"),
+            (["RUN", "--steps", "0"], "steps must be at least 1, got 0"),
+            (["RUN", "--data", "digits"], "the model is for data of shape (1, 4, 4)"),
+        ],
+    )
+    def test_bad_input_is_one_sentence_and_exit_code_2(
+        self, run: Path, arguments: list[str], sentence: str, capsys
+    ) -> None:
+        given = [str(run) if word == "RUN" else word for word in arguments]
+        assert main(["dequantize", *given, "--quiet"]) == 2
+        error = capsys.readouterr().err
+        assert sentence in error
+        assert error.count("\n") == 1
+        assert not (run / DEQUANTIZER).exists()
