@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from idode import density, exact, streams
 from idode.bounds import sde_bound
 from idode.divergence import gaussian
 from idode.errors import InputError, NumericalError
+from idode.ledger import Ledger
 from idode.likelihood import Settings, bits_per_dim
 from idode.model import DiffusionODE, wrap
 from idode.ode import Adams, Dopri5, uniform_grid
@@ -252,6 +254,34 @@ def test_a_memory_map_gives_the_same_as_a_tensor() -> None:
     assert bits_per_dim(model, array).mean == bits_per_dim(model, pixels).mean
 
 
+def test_the_sde_bound_takes_a_read_only_array_in_pieces() -> None:
+    model, pixels = wave_model((1, 4, 4)), images(7, (1, 4, 4))
+    array = pixels.numpy().astype(np.uint16)
+    array.flags.writeable = False
+    seen: list[int] = []
+    found = sde_bound(model, array, draws=2, batch_size=3, progress=seen.append)
+    assert seen == [3, 3, 1]
+    whole = sde_bound(model, pixels, draws=2)
+    torch.testing.assert_close(found.per_image, whole.per_image, atol=1e-5, rtol=0)
+
+
+def test_the_calibration_counts_its_evaluations() -> None:
+    class Seen:
+        stages: ClassVar[dict[str, int]] = {}
+
+        def begin(self, stage: str, total: int | None, known: int, here: int) -> None:
+            self.now = stage
+            self.stages[stage] = 0
+
+        def advance(self, count: int) -> None:
+            self.stages[self.now] += count
+
+    model, pixels = wave_model((1, 4, 4)), images(9, (1, 4, 4))
+    found = bits_per_dim(model, pixels, Settings(tolerance=0.05), ledger=Ledger(Seen()))
+    assert Seen.stages["ODE tn"] == 9
+    assert Seen.stages["calibrating tn"] >= found.pilot.nfe
+
+
 def test_errors_by_source_are_those_of_repeated_evaluations() -> None:
     """Spread of the mean over seeds against the claimed dequantization and probe errors."""
     model, pixels = wave_model((1, 4, 4)), images(32, (1, 4, 4))
@@ -398,6 +428,8 @@ class TestTrouble:
             ({"importance": 0}, "importance must be at least 1, got 0"),
             ({"probes": -1}, "probes must be at least 0, got -1"),
             ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+            ({"tolerance": -1.0}, "the tolerance must be a positive number, got -1.0"),
+            ({"seed": 2**63}, "the seed must fit 64 bits"),
         ],
     )
     def test_settings_that_make_no_sense(self, change: dict[str, object], message: str) -> None:

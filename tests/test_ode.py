@@ -149,3 +149,17 @@ class TestBadInput:
     def test_tolerance(self) -> None:
         with pytest.raises(InputError, match="tolerance must be positive, got 0"):
             calibrate(bump, X, 0.0, 1.0, lambda z, i: i, 0)
+
+
+def test_dormand_prince_adds_up_rates_in_float64_whatever_the_state_is() -> None:
+    """A constant rate of 1e9 + 1/3, of which float32 would keep nothing after the point."""
+    rate = 1e9 + 1 / 3
+
+    def field(x: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+        assert x.dtype == torch.float32
+        return -x, torch.full((1, len(x)), rate, dtype=torch.float64)
+
+    found = Dopri5(1e-6, 1e-6)(field, torch.ones(2, 3), 0.0, 1.0)
+    assert found.x.dtype == torch.float32
+    assert found.integral.dtype == torch.float64
+    assert (found.integral - rate).abs().max() < 1e-4
