@@ -22,7 +22,7 @@ VE_END = "model.gamma_max=9.21"  # sigma = 50 on pixels in [0, 1] is 100 on ours
 
 @dataclass(frozen=True)
 class System:
-    """What makes a system, in the words of ``--set``; the rest of ``objective`` is default."""
+    """What makes a system, in the words of ``--set``; a part it does not name is i-DODE's."""
 
     summary: str
     settings: tuple[str, ...]
@@ -108,5 +108,8 @@ SYSTEMS: dict[str, System] = COMPARED | {
 def apply(base: Config, name: str) -> Config:
     """The preset ``base`` with the parts of the system called ``name``."""
     chosen = choose("system", name, SYSTEMS)
-    fresh = replace(base, objective=ObjectiveConfig(augment=base.objective.augment))
+    plain, ours = ObjectiveConfig(), base.objective
+    parts = ("order", "weighting", "data", "truncation", "second", "method")
+    objective = replace(ours, **{part: getattr(plain, part) for part in parts})
+    fresh = replace(base, objective=objective)
     return override(fresh, chosen.settings)

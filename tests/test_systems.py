@@ -364,7 +364,7 @@ class TestSimulation:
         log_p = -square(z) / (2 * variance) - math.log(2 * math.pi * variance)
         exact = (-log_p - (leaves - enters) * torch.trace(free) + 2 * math.log(17 / 2)).sum()
         (wanted,) = torch.autograd.grad(exact, free)
-        assert float(ours) == pytest.approx(float(exact), rel=1e-7)
+        assert ours.item() == pytest.approx(exact.item(), rel=1e-7)
         torch.testing.assert_close(gradient, wanted, rtol=1e-6, atol=1e-7)
 
     def test_the_regularisation_is_kinetic_energy_and_the_jacobians_norm(self) -> None:
@@ -380,7 +380,7 @@ class TestSimulation:
                 simulated(model, x, probes, density, SimulationConfig(24, **w))
                 for w in (weights, {})
             ]
-            return float(nats[0] - nats[1])
+            return (nats[0] - nats[1]).item()
 
         lo, hi = (
             2 / math.pi * math.atan(math.exp(g / 2)) for g in (model.gamma_min, model.gamma_max)
@@ -471,6 +471,15 @@ class TestEverySystem:
     ) -> None:
         assert cli.main(["train", "digits", "--system", name, "--dry-run"]) == 0
         assert from_json(json.loads(capsys.readouterr().out)) == apply(PRESETS["digits"], name)
+
+
+def test_a_system_replaces_another_and_keeps_what_is_of_none() -> None:
+    base = override(PRESETS["digits"], ["objective.low_discrepancy=false", "objective.probes=2"])
+    for name in SYSTEMS:
+        again = apply(apply(base, name), "vdm")
+        assert again.objective == replace(
+            base.objective, density="uniform-gamma", ratio=again.objective.ratio
+        )
 
 
 class TestCommand:

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> Plan:
     from idode.comparison import Effort, Plan
     from idode.errors import InputError
-    from idode.systems import SYSTEMS
+    from idode.systems import COMPARED
 
     try:
         seeds = tuple(int(word) for word in args.seeds.split(","))
@@ -106,7 +106,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         raise InputError(
             f"--seeds must be whole numbers with commas between them, got {args.seeds!r}"
         ) from None
-    systems = tuple(SYSTEMS) if args.systems is None else tuple(args.systems.split(","))
+    systems = tuple(COMPARED) if args.systems is None else tuple(args.systems.split(","))
     return Plan(
         systems=systems,
         seeds=seeds,
