@@ -75,7 +75,7 @@ class Bar:
         bar = self._late.bar
         bar.set_postfix(shown, refresh=False)
         if bar.n == 0 and step > 1:  # resumed: the rate is that of this life
-            bar.initial = bar.n = step - 1
+            bar.initial = bar.n = bar.last_print_n = step - 1
         bar.update(step - bar.n)
 
     def __enter__(self) -> Bar:
