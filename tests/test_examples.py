@@ -1,0 +1,86 @@
+"""Every example runs, in its fast mode, and says what it should."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+
+
+def run(name: str, *words: object) -> str:
+    """What an example prints; warnings are errors there too."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name), "--fast", *map(str, words)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def number(pattern: str, text: str) -> float:
+    found = re.search(pattern.replace("#", r"(-?\d+\.\d+)"), text)
+    assert found is not None, text
+    return float(found[1])
+
+
+def size(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        assert len(np.unique(np.asarray(image))) > 2
+        return image.size
+
+
+def test_every_example_is_tested() -> None:
+    named = set(re.findall(r'run\("(\w+\.py)"', Path(__file__).read_text("utf-8")))
+    assert {path.name for path in EXAMPLES.glob("*.py")} == named
+
+
+def test_two_moons_are_close_to_the_truth(tmp_path: Path) -> None:
+    said = run("two_moons.py", "--out", tmp_path / "moons.png")
+    assert -0.1 < number("KL divergence from the truth: #", said) < 0.6
+    # A density that integrates to one, on a grid about as wide as its finest features.
+    assert number("integral of the learned density: #", said) == pytest.approx(1, abs=0.15)
+    width, height = size(tmp_path / "moons.png")
+    assert width > 3 * height
+
+
+def test_pictures_that_do_not_belong_are_the_least_likely(tmp_path: Path) -> None:
+    said = run("own_images.py", "--size", 8, "--out", tmp_path / "own")
+    (least,) = re.findall(r"^least likely, .*?: (.+)$", said, re.MULTILINE)
+    assert {int(n) for n in re.findall(r"(\d+) \(", least)} == {29, 30, 31}
+    for name in ("ranked.png", "samples.png"):
+        assert min(size(tmp_path / "own" / name)) > 100
+
+
+def test_a_folder_of_ones_own_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    draw = np.random.default_rng(0)
+    for i in range(80):
+        pixels = np.full((6, 9, 3), draw.integers(0, 256, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "mine" / f"{i:02d}.png")
+    said = run("own_images.py", tmp_path / "mine", "--size", 4, "--out", tmp_path / "own")
+    assert "3x4x4" in said or "(3, 4, 4)" in said
+    assert "bits/dim, 8 images" in said
+    assert not (tmp_path / "own" / "images").exists()
+
+
+def test_a_foreign_network_has_its_bits_and_a_wrong_clock_costs_more() -> None:
+    said = run("wrap_network.py")
+    bound, ode = number("SDE bound # ±", said), number("ODE +# ±", said)
+    alike = number("alike would cost #", said)
+    assert 1.5 < bound < alike
+    assert 1.5 < ode < alike
+    assert number("SDE bound # bits/dim on the wrong clock", said) > bound + 0.1
