@@ -359,7 +359,7 @@ class TestCommand:
             ("nowhere",): "no run folder",
             (run, "--before", "nowhere"): "no run folder",
             (run, "--limit", "-1"): "must be at least 1, got -1",
-            (run, "--data", "digits"): "give its own",
+            (run, "--data", "digits"): "choose data of its kind",
             (run, "--out", str(tmp_path / "file")): "is a file",
         }.items():
             more = [] if "--out" in words else ["--out", out]
