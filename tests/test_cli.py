@@ -303,3 +303,43 @@ class TestImport:
         assert main(["import", good, *out]) == 2
         assert "is not empty" in refused(capsys)
         assert files(tmp_path / "run") == before
+
+
+class TestDoctor:
+    def test_it_tells_what_is_here(self, tmp_path: Path, capsys) -> None:
+        assert main(["doctor", "--json", str(tmp_path / "facts.json")]) == 0
+        facts = json.loads((tmp_path / "facts.json").read_text())
+        assert facts["idode"] == idode.__version__
+        assert facts["torch"] == torch.__version__
+        assert facts["devices"].startswith("cpu")
+        assert facts["data"] == str(tmp_path / "data")
+        assert facts["matmul_gflops"] > 0
+        shown = capsys.readouterr().out
+        assert all(f"\n{name} " in shown for name in facts)
+        assert main(["doctor", "--json", str(tmp_path / "facts.json")]) == 2
+        assert "--force" in refused(capsys)
+
+
+class TestData:
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["fetch"], "needs a data set"),
+            (["fetch", "cifra10"], "no published data set called 'cifra10': choose one of"),
+            (["fetch", "digits", "--json", "no/a.json"], "there is no folder no"),
+            (["fetch", "digits", "--json", "mine"], "mine exists"),
+            (["list", "digits"], "idode data describe digits"),
+            (["describe", "npy:none.npy"], "there is no file or folder none.npy"),
+            (["describe", "folder:pictures"], "a.png is not a readable image"),
+        ],
+    )
+    def test_wrong_input_is_one_sentence_and_no_bar(
+        self, words: list[str], said: str, tmp_path: Path, monkeypatch, capsys
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "mine").write_text("mine")
+        (tmp_path / "pictures").mkdir()
+        (tmp_path / "pictures" / "a.png").write_bytes(b"no picture")
+        assert main(["data", *words]) == 2
+        assert said in refused(capsys)
+        assert (tmp_path / "mine").read_text() == "mine"

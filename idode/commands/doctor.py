@@ -10,7 +10,16 @@ from pathlib import Path
 
 __all__ = ["add_arguments", "run"]
 
-PACKAGES = ("idode", "torch", "numpy", "torchdiffeq", "safetensors", "scikit-learn", "matplotlib")
+PACKAGES = (
+    "torch",
+    "numpy",
+    "torchdiffeq",
+    "safetensors",
+    "scikit-learn",
+    "pillow",
+    "matplotlib",
+    "torch-fidelity",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,18 +32,22 @@ def run(args: argparse.Namespace) -> int:
     """Carry out ``idode doctor``; the exit code."""
     import torch
 
+    from idode import __version__
     from idode.commands.tables import check_output, table, write_json
+    from idode.data import default_root
 
     check_output(args.json, args.force)
-    facts: dict[str, str | float] = {"python": platform.python_version()}
+    # Its own version is that of the code that runs, installed or not.
+    facts: dict[str, str | float] = {"idode": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
             facts[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            facts[name] = "missing"
+            facts[name] = "not installed"
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     facts["devices"] = ", ".join(["cpu", *devices])
     facts["threads"] = torch.get_num_threads()
+    facts["data"] = str(default_root())
     facts["matmul_gflops"] = round(_matmul_rate(), 1)
     print(table(["what", "value"], [[name, str(value)] for name, value in facts.items()]))
     if args.json is not None:
