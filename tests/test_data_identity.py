@@ -8,9 +8,9 @@ import json
 import numpy as np
 import pytest
 
+from idode.commands.data import add_arguments, run
 from idode.data import Identity, digest, load, same_data, verify, warning
 from idode.data.catalogue import CATALOGUE
-from idode.commands.data import add_arguments, run
 from idode.data.loading import load_published
 from idode.errors import InputError
 
