@@ -13,6 +13,7 @@ from idode.commands.completion import SHELLS
 from idode.commands.parsing import parser_of
 from idode.data import KINDS
 from idode.presets import PRESETS
+from idode.run import pretrained
 
 ASK = r"""
 COMP_LINE=$1 COMP_POINT=${#1} COMP_WORDS=() COMP_CWORD=0
@@ -82,7 +83,7 @@ class TestBash:
             ("idode evaluate r --split=te", {"test"}),
             ("idode sample r --solver d", {"dopri5", "dpm"}),
             ("idode sample r --count ", set()),
-            ("idode sample pre", {"pretrained:digits"}),
+            ("idode sample pre", {f"pretrained:{name}" for name in pretrained()}),
             ("idode sample pretrained:d", {"digits"}),  # bash takes the colon for a word's end
             ("idode sample --quiet ru", {"runs"}),
             ("idode sample r --out a", {"a file.npy"}),
@@ -106,6 +107,6 @@ def test_fish_knows_commands_options_and_values(scripts: Path) -> None:
 
     assert ask("idode ") == set(COMMANDS)
     assert ask("idode sample r --so") == {"--solver"}
-    assert ask("idode sample pre") == {"pretrained:digits"}
+    assert ask("idode sample pre") == {f"pretrained:{name}" for name in pretrained()}
     assert ask("idode train digits --data f") == {"fashion-mnist", "folder:"}
     assert ask("idode data fe") == {"fetch"}
