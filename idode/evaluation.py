@@ -23,7 +23,7 @@ from idode.ledger import Ledger
 from idode.likelihood import BitsPerDim, Settings, bounds
 from idode.model import DiffusionODE
 from idode.ode import Adams
-from idode.run import Run, pretrained
+from idode.run import EVALUATIONS, Run, pretrained
 
 __all__ = [
     "DEQUANTIZATIONS",
@@ -144,5 +144,5 @@ def open_journal(
         own = run.path not in pretrained().values() and os.access(run.path, os.W_OK)
         home = run.path if own else default_root()
         name = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:16]
-        file = home / "evaluations" / f"{name}.jsonl"
+        file = home / EVALUATIONS / f"{name}.jsonl"
     return Journal(file, header, rank)

@@ -48,13 +48,8 @@ __all__ = [
 
 SHIPPED = "pretrained:"
 FORMAT = 1
-CONFIG, METRICS, MODEL, CHECKPOINTS, SAMPLES = (
-    "config.json",
-    "metrics.jsonl",
-    "model.safetensors",
-    "checkpoints",
-    "samples",
-)
+CONFIG, METRICS, MODEL = "config.json", "metrics.jsonl", "model.safetensors"
+CHECKPOINTS, SAMPLES, EVALUATIONS = "checkpoints", "samples", "evaluations"
 
 
 def build_net(config: Config, generator: torch.Generator | None = None) -> UNet | MLP:

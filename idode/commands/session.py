@@ -19,7 +19,17 @@ from idode.config import Config, fit, from_json, override, to_json
 from idode.data import load, same_data
 from idode.dequantizer_file import DEQUANTIZER
 from idode.errors import InputError
-from idode.run import CHECKPOINTS, CONFIG, METRICS, MODEL, SAMPLES, Parent, Run, open_run
+from idode.run import (
+    CHECKPOINTS,
+    CONFIG,
+    EVALUATIONS,
+    METRICS,
+    MODEL,
+    SAMPLES,
+    Parent,
+    Run,
+    open_run,
+)
 from idode.training import Trainer, World
 
 __all__ = [
@@ -35,7 +45,8 @@ __all__ = [
     "session",
 ]
 
-OURS = (CONFIG, METRICS, MODEL, DEQUANTIZER, CHECKPOINTS, SAMPLES, "tensorboard")
+FILES = (CONFIG, METRICS, MODEL, DEQUANTIZER)
+OURS = (*FILES, CHECKPOINTS, SAMPLES, EVALUATIONS, "tensorboard")
 FLAGS = ("steps", "seed", "ratio", "probes")  # that stand for a setting of the same name
 INTERRUPTED = 130
 
