@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -79,13 +79,15 @@ class Bench:
 
     def _train(self, entry: Entry, watch: Watch) -> Values:
         config = self.plan.config(entry, self.data.identity)
-        start, parent = None, None
+        run = Run(entry.folder(self.out), config, self.data.identity)
+        start = None
         if entry.stage:
-            if "training" in self.result(entry.first).failures:
-                raise NumericalError("its first stage failed")
             first = open_run(entry.first.folder(self.out))
-            start, parent = first.net().state_dict(), parent_of(first, str(first.path.resolve()))
-        run = Run(entry.folder(self.out), config, self.data.identity, parent)
+            if "training" in self.result(entry.first).failures:
+                run.write_config()
+                raise NumericalError("its first stage failed")
+            start = first.net().state_dict()
+            run = replace(run, parent=parent_of(first, str(first.path.resolve())))
         run.write_config()
         reporter = watch(config.train.steps)
         trained = Trainer(run, self.data, World(self.device), reporter, start).train()

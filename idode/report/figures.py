@@ -113,14 +113,16 @@ def convergence(bands: Mapping[str, Band], x: str, level: float | None, name: st
     """
     figure, (ax,) = _figure(4.4)
     tails: list[float] = []
+    lows: list[float] = []
     for i, (system, band) in enumerate(bands.items()):
         style = ("-", "--", ":")[i // len(MANY) % 3]
         colour = MANY[i % len(MANY)]
         ax.plot(band.x, band.mean, style, color=colour, linewidth=1.6, label=system)
         ax.fill_between(band.x, band.low, band.high, color=colour, alpha=0.15, linewidth=0)
         tails += band.mean[len(band.mean) // 4 :]
+        lows += band.low
     if tails:
-        low, high = min(tails), float(np.quantile(tails, 0.9))
+        low, high = min(lows), float(np.quantile(tails, 0.9))
         ax.set_ylim(low - 0.05 * (high - low) - 0.01, high + 0.05 * (high - low) + 0.01)
     if level is not None:
         ax.axhline(level, color=INK, linewidth=0.9, linestyle=(0, (2, 3)), label=name)
@@ -153,7 +155,7 @@ def dots(rows: Mapping[str, Mapping[str, tuple[float, float]]], x: str) -> Figur
             label=kind,
         )
     ax.set_yticks(range(len(rows)), list(rows))
-    ax.invert_yaxis()
+    ax.set_ylim(len(rows) - 0.5, -0.5)
     _label(ax, x, "")
     figure.legend(loc="outside upper right", ncols=3, frameon=False, fontsize=8.5)
     return figure

@@ -29,6 +29,7 @@ img { display: block; width: 100%; height: auto; margin: 0 auto 12px; }
 img.small { max-width: 560px; image-rendering: pixelated; }
 p.caption { color: #5a6578; font-size: 14px; margin: 0; }
 .wide { overflow-x: auto; }
+.wide td:first-child { white-space: nowrap; }
 table { border-collapse: collapse; width: 100%; font-size: 14.5px; margin: 0 0 12px;
   font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 7px 12px; border-bottom: 1px solid #e9edf2; }

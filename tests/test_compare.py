@@ -1,0 +1,369 @@
+"""``idode compare``: the same table after a death, failures named, others refused, sums right."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from test_layers import ROOT
+
+from idode.cli import main
+from idode.comparison import Bench
+from idode.comparison.curves import Curve, learning_curve
+from idode.comparison.orderings import Claim, claims, verdicts
+from idode.comparison.plan import Effort, Entry, Plan
+from idode.comparison.results import Result, read_result, write_result
+from idode.comparison.table import Outcome, outcomes, rows
+from idode.errors import InputError, NumericalError
+from idode.model import DiffusionODE
+from idode.predictors import NOISE
+from idode.run import open_run
+from idode.systems import SYSTEMS
+
+TINY = [word for word in tiny.FLAGS if word != "--set" and not word.startswith("train.steps")]
+CLOCKS = ("train_seconds", "evaluation_seconds", "seconds_to_baseline")  # differ on every machine
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_data(tmp_path_factory: pytest.TempPathFactory):
+    patch = pytest.MonkeyPatch()
+    patch.setenv("IDODE_DATA", str(tmp_path_factory.mktemp("data")))
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("images") / "x.npy"
+    np.save(path, tiny.images())
+    return f"npy:{path}?levels=4"
+
+
+def command(spec: str, out: Path, *more: str) -> list[str]:
+    words = [word for setting in TINY for word in ("--set", setting)]
+    size = ["--steps", "10", "--limit", "4", "--tolerance", "1", "--samples", "8"]
+    return ["compare", "--data", spec, *words, *size, "--quiet", "--out", str(out), *more]
+
+
+def value(out: Path) -> dict:
+    return json.loads((out / "compare.json").read_text())
+
+
+def timeless(found: dict) -> dict:
+    """The values of a comparison without what a clock says."""
+    for row in found["systems"].values():
+        for table in (row["mean"], *(run["values"] for run in row["seeds"].values())):
+            for name in CLOCKS:
+                table.pop(name, None)
+        for run in row["seeds"].values():
+            run["curve"].pop("seconds")
+    return found
+
+
+@pytest.fixture(scope="module")
+def done(spec: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("compare") / "done"
+    assert main(command(spec, out, "--systems", "vdm,idode-vp")) == 0
+    return out
+
+
+class TestCommand:
+    def test_the_page_needs_nothing_beside_it_and_has_all_systems(self, done: Path) -> None:
+        page = (done / "compare.html").read_text()
+        assert page.count("data:image/png;base64,") == 3
+        assert 'src="http' not in page
+        for text in (page, (done / "compare.md").read_text()):
+            assert all(name in text for name in ("vdm", "idode-vp", "ODE uniform", "not decided"))
+        for name in ("curves-steps", "curves-seconds", "values"):
+            assert (done / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_values_are_those_of_evaluate_on_the_same_run(self, done: Path, tmp_path) -> None:
+        run, result = done / "idode-vp" / "seed-0", tmp_path / "r.json"
+        cell = value(done)["systems"]["idode-vp"]["seeds"]["0"]["values"]
+        flags = ["--tolerance", "1", "--quiet", "--json", str(result)]
+        assert main(["evaluate", str(run), *flags]) == 0  # there are 4 test images
+        found = json.loads(result.read_text())
+        assert cell["tn"] == pytest.approx(found["results"][0]["bits_per_dim"], abs=1e-6)
+        assert cell["likelihood_nfe"] == found["results"][0]["nfe"]
+        assert cell["sde"] == pytest.approx(found["sde_bound"]["bits_per_dim"], abs=1e-6)
+        assert cell["uniform"] != cell["tn"]
+
+    def test_the_same_command_again_repeats_no_run(self, spec, done: Path, capsys) -> None:
+        before = {p: p.stat().st_mtime_ns for p in done.rglob("seed-*/*")}
+        assert main(command(spec, done, "--systems", "vdm,idode-vp")) == 0
+        assert {p: p.stat().st_mtime_ns for p in done.rglob("seed-*/*")} == before
+        assert "idode-vp" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("more", "sentence"),
+        [
+            (["--steps", "21"], "steps: 10 there, 21 here"),
+            (["--limit", "5"], "effort.limit: 4 there, 5 here"),
+            (["--tolerance", "0"], "--tolerance must be above 0"),
+            (["--set", "net.width=16"], "settings"),
+            (["--data", "digits"], "data"),
+            (["--systems", "vdm,tigers"], "no system called 'tigers'"),
+            (["--systems", "vdm,vdm"], "--systems must name each once"),
+            (["--seeds", "0,x"], "--seeds must be whole numbers"),
+            (["--seeds", "-1"], "seed"),
+            (["--preset", "tigers"], "no preset called 'tigers'"),
+            (["--control"], "give its steps with --finetune N"),
+            (["--json", "no/such/folder/x.json"], "make it first"),
+        ],
+    )
+    def test_other_settings_and_bad_input_are_refused(
+        self, spec, done: Path, more: list[str], sentence: str, capsys
+    ) -> None:
+        before = {p: p.read_bytes() for p in done.rglob("*") if p.is_file()}
+        assert main([*command(spec, done, "--systems", "vdm"), *more]) == 2
+        captured = capsys.readouterr()
+        assert sentence in captured.err
+        assert len(captured.err.splitlines()) == 1
+        assert captured.out == ""
+        assert {p: p.read_bytes() for p in done.rglob("*") if p.is_file()} == before
+
+    def test_a_folder_of_something_else_is_refused_even_by_force(self, spec, tmp_path, capsys):
+        (tmp_path / "thesis.tex").write_text("chapter one")
+        for more in ([], ["--force"]):
+            assert main(command(spec, tmp_path, "--systems", "vdm", *more)) == 2
+            assert "holds no comparison" in capsys.readouterr().err
+        assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+    def test_continuous_data_is_refused(self, tmp_path: Path, capsys) -> None:
+        np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=(20, 2)))
+        flags = ["--preset", "vectors", "--data", f"npy:{tmp_path / 'v.npy'}"]
+        assert main(["compare", *flags, "--systems", "vdm", "--out", str(tmp_path / "o")]) == 2
+        assert "is continuous" in capsys.readouterr().err
+        assert not (tmp_path / "o").exists()
+
+    def test_a_failing_system_is_named_and_the_others_remain(
+        self, spec, tmp_path: Path, monkeypatch, capsys
+    ) -> None:
+        def fails(self: Bench, model: DiffusionODE) -> tuple[dict[str, float], tuple[str, ...]]:
+            if model.predictor is NOISE:
+                raise NumericalError("image 3: the field is too rough")
+            return {"tn": 2.0, "uniform": 3.0, "likelihood_nfe": 9.0}, ()
+
+        monkeypatch.setattr(Bench, "_ode", fails)
+        monkeypatch.setattr(Bench, "_sample", lambda self, model: ({"fid": 1.0}, ()))
+        assert main(command(spec, tmp_path / "o", "--systems", "vdm,idode-vp")) == 0
+        shown = capsys.readouterr().out
+        assert "failed: vdm seed 0, ode: image 3: the field is too rough" in shown
+        line = next(text for text in shown.splitlines() if text.startswith("vdm "))
+        assert line.count("failed") == 3  # both values and their NFE
+        systems = value(tmp_path / "o")["systems"]
+        assert "fid" in systems["vdm"]["mean"]  # what could be measured is
+        assert "tn" not in systems["vdm"]["mean"]
+        assert systems["idode-vp"]["mean"]["tn"]["mean"] == 2.0
+
+    def test_a_training_that_diverges_is_a_result(self, spec, tmp_path: Path, capsys) -> None:
+        flags = ["--systems", "vdm,idode-sp", "--set", "train.lr=1e30", "--set", "train.warmup=0"]
+        assert main(command(spec, tmp_path / "o", *flags, "--finetune", "2")) == 0
+        captured = capsys.readouterr()
+        assert "failed: idode-sp seed 0, training: the loss is not finite" in captured.out
+        assert "idode-sp+finetune seed 0, training: its first stage failed" in captured.out
+        assert "training failed" in captured.err
+
+    def test_a_second_stage_and_its_control_start_from_the_first(
+        self, spec, tmp_path: Path, monkeypatch
+    ) -> None:
+        out = tmp_path / "o"
+        monkeypatch.setattr(Bench, "_ode", lambda self, model: ({"tn": 2.0}, ()))
+        monkeypatch.setattr(Bench, "_sample", lambda self, model: ({"fid": 1.0}, ()))
+        stages = ["--systems", "idode-vp", "--finetune", "4", "--control"]
+        assert main(command(spec, out, *stages)) == 0
+        found = value(out)
+        names = ["idode-vp", "idode-vp+finetune", "idode-vp+control"]
+        assert list(found["systems"]) == names
+        tuned, control = (open_run(out / n / "seed-0").config for n in names[1:])
+        assert (tuned.objective.order, tuned.objective.ratio, tuned.train.steps) == (2, 0.1, 4)
+        assert open_run(out / names[1] / "seed-0").parent.run == str(out / names[0] / "seed-0")
+        assert control == replace(tuned, objective=replace(tuned.objective, ratio=0.0))
+        assert any("+control" in o["claim"] for o in found["orderings"])
+        assert "steps_to_baseline" not in found["systems"]["idode-vp+finetune"]["mean"]
+
+    @pytest.mark.parametrize("name", SYSTEMS)
+    def test_every_system_has_a_configuration_with_the_same_network(self, name: str) -> None:
+        identity = tiny.dataset().identity
+        plan = Plan((name,), settings=tuple(TINY), steps=20, data="x", seeds=(3,))
+        config = plan.config(plan.entries()[0], identity)
+        base = Plan(("vdm",), settings=tuple(TINY), steps=20, data="x", seeds=(3,))
+        assert config.net == base.config(base.entries()[0], identity).net
+        assert (config.train.steps, config.train.seed, config.net.width) == (20, 3, 8)
+
+
+class TestDeath:
+    def test_after_kill_9_and_an_interrupt_the_table_is_the_same(
+        self, spec: str, done: Path, tmp_path: Path
+    ) -> None:
+        out = tmp_path / "o"
+        words = command(spec, out, "--systems", "vdm,idode-vp")
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        for number, expected, when in (
+            (signal.SIGKILL, -9, out / "vdm" / "seed-0" / "checkpoints"),
+            (signal.SIGINT, 130, out / "idode-vp" / "seed-0" / "config.json"),
+        ):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "idode", *words],
+                env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            try:
+                wait_for(when, process)
+                process.send_signal(number)
+                _, err = process.communicate(timeout=300)
+            finally:
+                process.kill()
+            if process.returncode != 0:  # it may have been quicker than the signal
+                assert process.returncode == expected, err
+                assert not (out / "compare.json").exists()
+        assert main(words) == 0
+        assert timeless(value(out)) == timeless(value(done))
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    for _ in range(30_000):
+        if path.exists() or process.poll() is not None:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{path} never came")
+
+
+CURVE = Curve((10, 20, 30, 40), (1.0, 2.0, 4.0, 6.0), (5.0, 3.0, 2.0, 2.5))
+
+
+def finished(name: str, seed: int, **values: float) -> Result:
+    return Result(Entry(name, seed), Effort(), values, {"training": 1.0})
+
+
+class TestSteps:
+    def test_the_crossing_is_interpolated(self) -> None:
+        assert CURVE.first_below(2.5) == (25.0, 3.0)
+        assert CURVE.first_below(3.0) == (20.0, 2.0)
+
+    def test_the_first_crossing_counts_and_the_start_is_the_earliest(self) -> None:
+        assert CURVE.first_below(9.0) == (10.0, 1.0)
+        assert CURVE.first_below(2.0) == (30.0, 4.0)
+        assert CURVE.first_below(1.9) is None
+
+    def test_every_seed_is_timed_to_its_own_baseline(self) -> None:
+        slow = Curve((10, 40), (1.0, 6.0), (5.0, 3.0))
+        pairs = [
+            (finished("vdm", 0), CURVE),  # ends at 2.5
+            (finished("vdm", 1), slow),  # ends at 3
+            (finished("idode-vp", 0), slow),  # never reaches 2.5
+            (finished("idode-vp", 1), CURVE),
+        ]
+        found = outcomes(pairs)
+        assert found[0].values["steps_to_baseline"] == 25.0  # before its own end
+        assert "steps_to_baseline" not in found[2].values
+        assert found[2].values["least_steps"] == 40.0
+        assert found[3].values["seconds_to_baseline"] == 2.0
+        row = rows(["vdm", "idode-vp"], found)[1]
+        assert row.cells["steps_to_baseline"].text(0) == "20 (1 of 2)"
+
+    def test_means_and_errors_are_over_the_seeds_that_have_a_value(self) -> None:
+        pairs = [(finished("vdm", seed, tn=bits), CURVE) for seed, bits in enumerate((2.0, 3.0))]
+        failed = Result(Entry("vdm", 2), Effort()).failed("training", "the loss is not finite")
+        found = outcomes([*pairs, (failed, Curve((), (), ()))])
+        (row,) = rows(["vdm"], found)
+        assert row.cells["tn"].mean == 2.5
+        assert row.cells["tn"].standard_error == pytest.approx(0.5)  # 0.7071 / sqrt(2)
+        assert row.cells["tn"].text(2) == "2.50 ± 0.50 (2 of 3)"
+        assert row.failures == ("vdm seed 2, training: the loss is not finite",)
+
+    def test_without_a_baseline_nothing_is_timed(self) -> None:
+        (only,) = outcomes([(finished("idode-vp", 0), CURVE)])
+        assert "least_steps" not in only.values
+
+    def test_never_is_said_where_no_seed_gets_there(self) -> None:
+        slow = Curve((10, 40), (1.0, 6.0), (5.0, 3.0))
+        found = outcomes([(finished("vdm", 0), CURVE), (finished("idode-vp", 0), slow)])
+        assert "never" in rows(["idode-vp"], found)[0].texts()
+
+    def test_seconds_come_from_the_speed_of_each_interval(self, tmp_path: Path) -> None:
+        run = tiny.new_run(tmp_path)  # batches of 8
+        lines = [(5, 8.0, None), (10, 4.0, 3.0), (20, 80.0, 2.0)]
+        run.metrics.write_text(
+            "".join(
+                json.dumps({"step": s, "images_per_second": v}
+                           | ({} if h is None else {"held_out": h})) + "\n"
+                for s, v, h in lines
+            )
+        )  # fmt: skip
+        assert learning_curve(run) == Curve((10, 20), (15.0, 16.0), (3.0, 2.0))
+
+
+def outcome(name: str, seed: int, **values: float) -> Outcome:
+    return Outcome(Entry(name, seed), values, {}, None)
+
+
+CLAIM = Claim(("a", "tn"), ("b", "tn"), "somewhere")
+
+
+class TestOrderings:
+    @pytest.mark.parametrize(
+        ("a", "b", "word"),
+        [
+            ([1.0, 1.1, 0.9], [2.0, 2.2, 2.1], "holds"),
+            ([2.0, 2.2, 2.1], [1.0, 1.1, 0.9], "does not hold"),
+            ([1.0, 2.0, 3.0], [2.0, 1.0, 3.1], "not decided"),
+            ([1.0], [2.0], "not decided"),  # one seed has no error
+            ([1.0, 2.0, 9.0], [1.1, 2.1, 9.2], "holds"),  # paired: seeds differ by far more
+        ],
+    )
+    def test_paired_differences_decide(self, a, b, word) -> None:
+        found = [outcome("a", i, tn=x) for i, x in enumerate(a)]
+        found += [outcome("b", i, tn=x) for i, x in enumerate(b)]
+        (verdict,) = verdicts(found, [CLAIM])
+        difference = np.subtract(a, b)
+        assert verdict.word == word
+        assert verdict.difference == pytest.approx(difference.mean())
+        if len(a) > 1:
+            expected = difference.std(ddof=1) / len(a) ** 0.5
+            assert verdict.standard_error == pytest.approx(expected)
+
+    def test_only_seeds_with_both_values_count(self) -> None:
+        found = [outcome("a", 0, tn=1.0), outcome("a", 1, tn=5.0), outcome("b", 0, tn=2.0)]
+        (verdict,) = verdicts(found, [CLAIM])
+        assert (verdict.seeds, verdict.difference) == (1, -1.0)
+        assert verdicts(found[:2], [CLAIM]) == []
+
+    def test_half_the_steps_is_a_claim_of_its_own(self) -> None:
+        half = replace(CLAIM, less=("a", "least_steps"), more=("b", "least_steps"), factor=0.5)
+        found = [outcome("a", i, least_steps=60.0 + i) for i in range(2)]
+        found += [outcome("b", i, least_steps=100.0 + i) for i in range(2)]
+        whole, halved = verdicts(found, [replace(half, factor=1.0), half])
+        assert (whole.word, halved.word) == ("holds", "does not hold")
+        assert halved.difference == pytest.approx(10.25)
+
+    def test_every_claim_is_about_rows_that_a_table_can_have(self) -> None:
+        plan = Plan(tuple(SYSTEMS), finetune=1, control=True)
+        named = {name for claim in claims() for name, _ in (claim.less, claim.more)}
+        assert named <= set(plan.names())
+        assert len({str(c) for c in claims()}) == len(claims())
+
+
+class TestStore:
+    def test_a_result_is_read_back_and_of_other_effort_refused(self, tmp_path: Path) -> None:
+        entry = Entry("vdm", 0)
+        result = Result(entry, Effort()).done("training", 1.5, {"sde": 2.0}, ("rough",))
+        result = result.failed("ode", "too rough")
+        write_result(tmp_path, result)
+        assert read_result(tmp_path, entry, Effort()) == result
+        assert result.missing == ("sde", "sampling")
+        with pytest.raises(InputError, match="remove it"):
+            read_result(tmp_path, entry, Effort(limit=3))
+
+    def test_a_damaged_result_is_one_sentence(self, tmp_path: Path) -> None:
+        (tmp_path / "result.json").write_text("{")
+        with pytest.raises(InputError, match="cannot be read"):
+            read_result(tmp_path, Entry("vdm", 0), Effort())
