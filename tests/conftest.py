@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 
@@ -7,6 +9,8 @@ from idode import exact
 from idode.schedules import SCHEDULES
 
 torch.set_num_threads(1)
+# A process started in the background ignores Ctrl-C, and tests press it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ALL_SCHEDULES = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 

@@ -113,6 +113,7 @@ class TestCompilation:
             Trainer(run, tiny.dataset(), tiny.CPU)
         assert not finetuned(tiny.config("train.compile=true")).train.compile
 
+    @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore")
     def test_without_a_compiler_it_is_one_sentence_and_leaves_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys

@@ -17,6 +17,7 @@ from idode.commands.parsing import parser_of
 from idode.config import from_json
 from idode.presets import PRESETS
 from idode.run import open_run
+from idode.systems import SYSTEMS
 
 REFERENCE = Path(__file__).parent / "reference"
 
@@ -122,10 +123,10 @@ class TestFrame:
 
 
 class TestTrain:
-    def test_list_names_every_preset(self, capsys) -> None:
+    def test_list_names_every_preset_and_every_system(self, capsys) -> None:
         assert main(["train", "--list"]) == 0
-        shown = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-        assert shown == list(PRESETS)
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert {*PRESETS, *SYSTEMS} <= {words[0] for words in lines if words}
 
     def test_a_dry_run_prints_the_resolved_settings_and_does_nothing(
         self, tmp_path: Path, capsys

@@ -65,6 +65,7 @@ def test_pictures_that_do_not_belong_are_the_least_likely(tmp_path: Path) -> Non
         assert min(size(tmp_path / "own" / name)) > 100
 
 
+@pytest.mark.slow
 def test_a_folder_of_ones_own_is_taken(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     draw = np.random.default_rng(0)
