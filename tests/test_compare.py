@@ -14,15 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+from scipy import stats
 from test_layers import ROOT
 
 from idode.cli import main
 from idode.comparison import Bench
 from idode.comparison.curves import Curve, learning_curve
-from idode.comparison.orderings import Claim, claims, verdicts
+from idode.comparison.orderings import Claim, claims, student, verdicts
 from idode.comparison.plan import Effort, Entry, Plan
 from idode.comparison.results import Result, read_result, write_result
-from idode.comparison.table import Outcome, outcomes, rows
+from idode.comparison.table import METRICS, Outcome, outcomes, rows
 from idode.errors import InputError, NumericalError
 from idode.model import DiffusionODE
 from idode.predictors import NOISE
@@ -289,6 +290,17 @@ class TestSteps:
         found = outcomes([(finished("vdm", 0), CURVE), (finished("idode-vp", 0), slow)])
         assert "never" in rows(["idode-vp"], found)[0].texts()
 
+    def test_a_dash_is_said_where_nothing_was_timed(self) -> None:
+        (alone,) = rows(["idode-vp"], outcomes([(finished("idode-vp", 0), CURVE)]))
+        tuned = Result(Entry("idode-vp", 0, "finetune"), Effort(), {}, {"training": 1.0})
+        second = rows(
+            ["idode-vp+finetune"], outcomes([(finished("vdm", 0), CURVE), (tuned, CURVE)])
+        )
+        for row in (alone, *second):
+            assert "train_seconds" in row.cells
+            assert "never" not in row.texts()
+            assert row.texts().count("–") == len(METRICS) - 1
+
     def test_seconds_come_from_the_speed_of_each_interval(self, tmp_path: Path) -> None:
         run = tiny.new_run(tmp_path)  # batches of 8
         lines = [(5, 8.0, None), (10, 4.0, 3.0), (20, 80.0, 2.0)]
@@ -317,7 +329,9 @@ class TestOrderings:
             ([2.0, 2.2, 2.1], [1.0, 1.1, 0.9], "does not hold"),
             ([1.0, 2.0, 3.0], [2.0, 1.0, 3.1], "not decided"),
             ([1.0], [2.0], "not decided"),  # one seed has no error
-            ([1.0, 2.0, 9.0], [1.1, 2.1, 9.2], "holds"),  # paired: seeds differ by far more
+            ([1.0, 2.0, 9.0], [1.1, 2.11, 9.12], "holds"),  # paired: seeds differ by far more
+            ([1.0, 2.0, 9.0], [1.1, 2.1, 9.2], "not decided"),  # 4 errors; three seeds need 4.3
+            ([1.0, 2.0, 9.0, 5.0], [1.1, 2.1, 9.2, 5.2], "holds"),  # 5.2; four need 3.2
         ],
     )
     def test_paired_differences_decide(self, a, b, word) -> None:
@@ -330,6 +344,10 @@ class TestOrderings:
         if len(a) > 1:
             expected = difference.std(ddof=1) / len(a) ** 0.5
             assert verdict.standard_error == pytest.approx(expected)
+
+    @pytest.mark.parametrize("freedom", [*range(1, 9), 99, 100])
+    def test_as_many_errors_decide_as_students_t_says(self, freedom: int) -> None:
+        assert student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-9)
 
     def test_only_seeds_with_both_values_count(self) -> None:
         found = [outcome("a", 0, tn=1.0), outcome("a", 1, tn=5.0), outcome("b", 0, tn=2.0)]

@@ -153,7 +153,8 @@ def _sections(c: Comparison) -> list[Section]:
         judged = Table(JUDGED, tuple(tuple(v.texts()) for v in c.verdicts))
         caption = (
             "Differences are left minus right side, paired by seed, with their standard error "
-            "over seeds; less than two of them from zero, or a single seed, is not decided. A run "
+            "over seeds; zero within the 95% interval of Student's t, or a single seed, is not "
+            "decided. A run "
             f"that never reached the final bound of {BASELINE} counts with all its steps."
         )
         found.append(
