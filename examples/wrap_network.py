@@ -86,8 +86,8 @@ def main() -> None:
     print(f"by source {result.errors}")
     print(f"all levels alike would cost {math.log2(LEVELS):.3f} bits/dim")
 
-    # A wrong convention is not an error anybody could catch, but it shows: here the steps are
-    # read as if the noise grew as in ScoreSDE's continuous time, scaled to 0..1000.
+    # A wrong convention is not an error anybody could catch, but it shows: here the network is
+    # told its steps as if there were only 500 of them.
     wrong = idode.wrap(lambda x, t: net(x, 500 * t), "noise", "vp", "linear-beta", levels=LEVELS)
     print(f"SDE bound {idode.sde_bound(wrong, pixels).mean:.3f} bits/dim on the wrong clock")
 
