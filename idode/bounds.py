@@ -17,7 +17,7 @@ from torch import Tensor
 from idode import streams
 from idode.dequantization import centres, check_pixels, reconstruction
 from idode.errors import InputError
-from idode.ledger import Ledger, Record
+from idode.ledger import Ledger, Record, digest
 from idode.model import DiffusionODE
 from idode.numerics import nats_to_bits, per_sample
 from idode.objectives import diffuse, first_order
@@ -25,6 +25,8 @@ from idode.rows import Pixels, Rows
 from idode.time_sampling import Designed, TimeDensity
 
 __all__ = ["SDEBound", "sde_bound"]
+
+QUANTILES = 64  # by which a density is told from others
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,17 @@ def sde_bound(
         found = torch.stack([*recon, _prior(model, chunk, standard_prior), *diffusion])
         return {"terms": found.tolist()}
 
-    done = (ledger or Ledger()).each("SDE bound", rows.sizes, terms, progress)
+    given = {
+        "draws": draws,
+        "density": None if density is None else _plain(density),
+        "standard_prior": standard_prior,
+        "seed": seed,
+        "first_index": first_index,
+        "batch_size": batch_size,
+        "dtype": str(dtype),
+    }
+    ledger = ledger or Ledger()
+    done = ledger.each("SDE bound", rows.sizes, terms, progress, digest(given))
     if not done.complete:
         raise KeyboardInterrupt
     found = [torch.tensor(record["terms"], dtype=torch.float64) for record in done.records]
@@ -102,6 +114,13 @@ def sde_bound(
     return _result(
         nats_to_bits(torch.cat(found, dim=1), math.prod(pixels.shape[1:])), draws, seconds
     )
+
+
+@torch.no_grad()
+def _plain(density: TimeDensity) -> list[float]:
+    """Some of its quantiles: a density of any kind is known by what it draws."""
+    within = torch.linspace(0, 1, QUANTILES + 2, dtype=torch.float64)[1:-1]
+    return [float(gamma) for gamma in density.quantile(within)]
 
 
 def _prior(model: DiffusionODE, pixels: Tensor, standard: bool) -> Tensor:

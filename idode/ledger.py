@@ -8,25 +8,35 @@ from __future__ import annotations
 
 import datetime
 import functools
+import hashlib
 import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import distributed
 
 from idode.errors import InputError
 
-__all__ = ["Done", "Ledger", "Record", "Store", "Watch", "exchange"]
+__all__ = ["Done", "Ledger", "Record", "Store", "Watch", "digest", "exchange"]
 
 Record = Mapping[str, Any]
 """What one batch gave, as plain values: JSON keeps every bit of a float64."""
 
 # The slowest process may be hours behind; a dead one is noticed by whoever started them.
 PATIENCE = datetime.timedelta(days=30)
+
+
+class _Key(NamedTuple):
+    """Which batch of which work a record is of."""
+
+    stage: str
+    given: str
+    batch: int
+    images: int
 
 
 class Watch(Protocol):
@@ -77,6 +87,8 @@ class Done:
 class Ledger:
     """Knows what is done, shares out what is not, and keeps what gets done.
 
+    It is for one model on one data set and one kind of device: of these it knows nothing.
+
     Args:
         watch: Sees the progress of this process.
         store: Keeps records for another life; without one they live as long as this object.
@@ -103,12 +115,16 @@ class Ledger:
                 "the processes see different models, data or settings: give all of them the same "
                 "command and the same files"
             )
-        self._known: dict[tuple[str, int, int], Record] = {
+        self._known: dict[_Key, Record] = {
             _key(record): record for _, records in seen for record in records
         }
 
     def once(
-        self, stage: str, size: int, make: Callable[[Callable[[int], None]], Record]
+        self,
+        stage: str,
+        size: int,
+        make: Callable[[Callable[[int], None]], Record],
+        given: str = "",
     ) -> Record:
         """What ``make(tick)`` gives, computed by one process, in one life, for all.
 
@@ -116,8 +132,9 @@ class Ledger:
             stage: Its name.
             size: Images it is made from: another number is other work.
             make: Calls ``tick`` with the number of evaluations it has just done.
+            given: As for :meth:`each`.
         """
-        key = (stage, 0, size)
+        key = _Key(stage, given, 0, size)
         if key not in self._known:
             text = ""
             if self._rank == 0:
@@ -133,6 +150,7 @@ class Ledger:
         sizes: Sequence[int],
         make: Callable[[int], Record],
         progress: Callable[[int], None] | None = None,
+        given: str = "",
     ) -> Done:
         """What ``make(number)`` gives for every batch.
 
@@ -145,19 +163,21 @@ class Ledger:
             sizes: Images of every batch.
             make: Computes a batch.
             progress: Called with the number of images just done, after they are kept.
+            given: :func:`digest` of all that ``make`` depends on: batches made from something
+                else are not taken for these.
         """
-        keys = [(stage, number, size) for number, size in enumerate(sizes)]
+        keys = [_Key(stage, given, number, size) for number, size in enumerate(sizes)]
         missing = [key for key in keys if key not in self._known]
         mine = missing[self._rank :: self._size]
-        known = sum(sizes) - sum(size for _, _, size in missing)
-        self._watch.begin(stage, sum(sizes), known, sum(size for _, _, size in mine))
+        known = sum(sizes) - sum(key.images for key in missing)
+        self._watch.begin(stage, sum(sizes), known, sum(key.images for key in mine))
         made: list[Record] = []
         try:
             for key in mine:
-                made.append(self._make(key, functools.partial(make, key[1])))
-                self._watch.advance(key[2])
+                made.append(self._make(key, functools.partial(make, key.batch)))
+                self._watch.advance(key.images)
                 if progress is not None:
-                    progress(key[2])
+                    progress(key.images)
         except KeyboardInterrupt:
             if self._size > 1:
                 raise
@@ -168,10 +188,9 @@ class Ledger:
         found = [record for record in records if record is not None]
         return Done(found, len(found) == len(keys))
 
-    def _make(self, key: tuple[str, int, int], make: Callable[[], Record]) -> Record:
-        stage, number, size = key
+    def _make(self, key: _Key, make: Callable[[], Record]) -> Record:
         began = time.perf_counter()
-        found = {"stage": stage, "batch": number, "images": size, **make()}
+        found = {**key._asdict(), **make()}
         record = {**found, "seconds": time.perf_counter() - began}
         self._known[key] = record  # first: an interrupt may come when the line is just written
         if self._store is not None:
@@ -195,5 +214,11 @@ def exchange(text: str, size: int, group: distributed.ProcessGroup) -> list[str]
     return [part[: int(n)].numpy().tobytes().decode() for part, n in both]
 
 
-def _key(record: Record) -> tuple[str, int, int]:
-    return record["stage"], record["batch"], record["images"]
+def digest(given: Mapping[str, Any]) -> str:
+    """A short name for plain values, numpy's among them: other values, another name."""
+    text = json.dumps(given, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _key(record: Record) -> _Key:
+    return _Key(record["stage"], record.get("given", ""), record["batch"], record["images"])

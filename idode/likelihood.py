@@ -18,7 +18,7 @@ from torch import Tensor
 from idode.calibration import MOST_STEPS
 from idode.errors import InputError, NumericalError
 from idode.learned import Learned
-from idode.ledger import Ledger, Record
+from idode.ledger import Ledger, Record, digest
 from idode.model import DiffusionODE
 from idode.numerics import log_mean_exp, nats_to_bits
 from idode.pilot import PILOT, Pilot, tune
@@ -85,7 +85,8 @@ def bits_per_dim(
         pilot: That of an earlier result, to solve more images of the same kind on the same grid;
             by default the first images of ``pixels`` are one.
         learned: The dequantizer, for dequantization ``learned``.
-        ledger: Knows batches that are done already and shares the others, see :mod:`idode.ledger`.
+        ledger: Knows batches that are done already and shares the others, see :mod:`idode.ledger`;
+            one for each model and data set.
 
     Returns:
         Mean, per-image values, and their errors by source. ``Ctrl-C`` returns what is done.
@@ -147,6 +148,7 @@ def bounds(
     task = Task(model, settings, dequantization_for(model, settings, learned), dtype)
 
     rows, ledger = Rows(pixels, settings.batch_size, first_index, device), ledger or Ledger()
+    given = {"settings": dataclasses.asdict(settings), "first": first_index, "dtype": str(dtype)}
     seconds = 0.0
     if pilot is None:
         first = Rows(pixels, PILOT, first_index, device)
@@ -154,6 +156,7 @@ def bounds(
             f"calibrating {settings.dequantization}",
             first.sizes[0],
             lambda tick: {"pilot": _tuned(task, first, tick).to_json()},
+            digest(given),
         )
         pilot, seconds = Pilot.from_json(tuned["pilot"]), tuned["seconds"]
     solving = pilot
@@ -162,6 +165,8 @@ def bounds(
         rows.sizes,
         lambda number: _draw(task, rows, number, solving),
         progress,
+        # Of the pilot only what a solve depends on: its errors may be better known later.
+        digest({**given, "solver": [dataclasses.asdict(pilot.solver), pilot.most_roughness]}),
     )
     if not done.records:
         raise KeyboardInterrupt

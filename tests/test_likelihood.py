@@ -282,6 +282,64 @@ def test_the_calibration_counts_its_evaluations() -> None:
     assert Seen.stages["calibrating tn"] >= found.pilot.nfe
 
 
+class TestSharedLedger:
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"first_index": 100},
+            {"settings": Settings(seed=np.int64(1), tolerance=0.05)},
+            {"settings": Settings(importance=2, tolerance=0.05)},
+            {"settings": Settings(tolerance=0.4)},
+            {"dtype": torch.float64},
+        ],
+    )
+    def test_another_call_gets_its_own_numbers(self, change: dict[str, object]) -> None:
+        model, pixels = wave_model((1, 4, 4)), images(4, (1, 4, 4))
+        ledger, usual = Ledger(), {"settings": Settings(tolerance=0.05)}
+        bits_per_dim(model, pixels, **usual, ledger=ledger)
+        found = bits_per_dim(model, pixels, **usual | change, ledger=ledger)
+        fresh = bits_per_dim(model, pixels, **usual | change)
+        assert found.pilot == fresh.pilot
+        assert found.per_image.tolist() == fresh.per_image.tolist()
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"first_index": 100},
+            {"seed": 1},
+            {"draws": 4},
+            {"standard_prior": True},
+            {"density": UniformGamma(start_gamma(17), 5.0)},
+            {"dtype": torch.float64},
+        ],
+    )
+    def test_another_sde_bound_gets_its_own_numbers(self, change: dict[str, object]) -> None:
+        model, pixels = wave_model((1, 4, 4)), images(4, (1, 4, 4))
+        ledger, usual = Ledger(), {"draws": 2}
+        sde_bound(model, pixels, **usual, ledger=ledger)
+        found = sde_bound(model, pixels, **usual | change, ledger=ledger)
+        fresh = sde_bound(model, pixels, **usual | change)
+        assert found.per_image.tolist() == fresh.per_image.tolist()
+
+    def test_batches_of_a_smaller_pilots_grid_are_not_taken_for_those_of_another(self) -> None:
+        model, pixels = wave_model((1, 4, 4)), images(16, (1, 4, 4))
+        ledger, settings = Ledger(), Settings(batch_size=4)
+        few = bits_per_dim(model, pixels[:4], settings, ledger=ledger)
+        found = bits_per_dim(model, pixels, settings, ledger=ledger)
+        fresh = bits_per_dim(model, pixels, settings)
+        assert few.pilot.solver != fresh.pilot.solver
+        assert found.per_image.tolist() == fresh.per_image.tolist()
+
+    def test_the_same_call_again_computes_nothing(self) -> None:
+        model, pixels = wave_model((1, 4, 4)), images(12, (1, 4, 4))
+        ledger, settings = Ledger(), Settings(batch_size=4, tolerance=0.05)
+        first = bits_per_dim(model, pixels[:8], settings, ledger=ledger)
+        seen: list[int] = []
+        more = bits_per_dim(model, pixels, settings, ledger=ledger, progress=seen.append)
+        assert seen == [4]
+        assert more.per_image[:8].tolist() == first.per_image.tolist()
+
+
 def test_errors_by_source_are_those_of_repeated_evaluations() -> None:
     """Spread of the mean over seeds against the claimed dequantization and probe errors."""
     model, pixels = wave_model((1, 4, 4)), images(32, (1, 4, 4))
