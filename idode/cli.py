@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from idode.commands.parsing import COMMANDS, Parser, parser_of
+from idode.commands.parsing import COMMANDS, INTERRUPTED, Parser, parser_of
 from idode.errors import InputError, NumericalError
 
 __all__ = ["COMMANDS", "main"]
 
-USAGE_ERROR, NUMERICAL_ERROR, INTERRUPTED = 2, 3, 130
+USAGE_ERROR, NUMERICAL_ERROR = 2, 3
 
 BEGINNINGS = """\
 to begin:

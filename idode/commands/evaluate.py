@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from idode.commands.parsing import INTERRUPTED
+
 if TYPE_CHECKING:
     import torch
 
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from idode.run import Run
 
 __all__ = ["add_arguments", "run"]
-
-INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

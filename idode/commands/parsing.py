@@ -13,7 +13,9 @@ from typing import Any, NoReturn
 
 from idode.errors import InputError
 
-__all__ = ["COMMANDS", "Parser", "natural", "parser_of", "positive"]
+__all__ = ["COMMANDS", "INTERRUPTED", "Parser", "natural", "parser_of", "positive"]
+
+INTERRUPTED = 130  # the exit code after Ctrl-C, as of a shell
 
 COMMANDS: dict[str, tuple[str, str]] = {  # name: (module, what it does)
     "data": ("idode.commands.data", "list, fetch, verify and describe data sets"),

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from idode.commands.parsing import natural, positive
+from idode.commands.parsing import INTERRUPTED, natural, positive
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +21,6 @@ __all__ = ["add_arguments", "run"]
 
 OURS = re.compile(r"\d{5,}\.png")  # what a folder of samples holds
 SOLVERS = ("dopri5", "adams", "dpm", "ancestral")  # of idode.sampling, which help need not load
-INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

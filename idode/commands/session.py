@@ -14,6 +14,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from idode.commands.parsing import INTERRUPTED
 from idode.commands.progress import Bar
 from idode.config import Config, fit, from_json, override, to_json
 from idode.data import load, same_data
@@ -48,7 +49,6 @@ __all__ = [
 FILES = (CONFIG, METRICS, MODEL, DEQUANTIZER)
 OURS = (*FILES, CHECKPOINTS, SAMPLES, EVALUATIONS, "tensorboard")
 FLAGS = ("steps", "seed", "ratio", "probes")  # that stand for a setting of the same name
-INTERRUPTED = 130
 
 
 def add_training_arguments(parser: argparse.ArgumentParser) -> None:
