@@ -8,12 +8,13 @@ most, but for systems whose paper ends its clock elsewhere (math.md: their-ends)
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from idode.config import Config, ObjectiveConfig, override
 from idode.errors import choose
 
-__all__ = ["COMPARED", "SYSTEMS", "System", "apply"]
+__all__ = ["COMPARED", "SYSTEMS", "System", "apply", "distinct"]
 
 SCORE_SDE_END = "model.gamma_max=10.05"  # t = 1 of linear beta, 0.1 to 20
 EDM_END = "model.gamma_max=8.764"  # sigma = 80
@@ -103,6 +104,18 @@ SYSTEMS: dict[str, System] = COMPARED | {
     for path in ("vp", "sp")
     for name, (summary, *parts) in TECHNIQUES.items()
 }
+
+
+def distinct(names: Iterable[str]) -> tuple[str, ...]:
+    """The names without those that are the same training as an earlier one.
+
+    >>> distinct(["vdm", "flow-matching", "rectified-flow"])
+    ('vdm', 'flow-matching')
+    """
+    first: dict[tuple[str, ...], str] = {}
+    for name in names:
+        first.setdefault(choose("system", name, SYSTEMS).settings, name)
+    return tuple(first.values())
 
 
 def apply(base: Config, name: str) -> Config:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,7 +29,8 @@ from idode.errors import InputError, NumericalError
 from idode.model import DiffusionODE
 from idode.predictors import NOISE
 from idode.run import open_run
-from idode.systems import SYSTEMS
+from idode.systems import COMPARED, SYSTEMS, distinct
+from idode.training import Trainer
 
 TINY = [word for word in tiny.FLAGS if word != "--set" and not word.startswith("train.steps")]
 CLOCKS = ("train_seconds", "evaluation_seconds", "seconds_to_baseline")  # differ on every machine
@@ -108,12 +110,15 @@ class TestCommand:
         ("more", "sentence"),
         [
             (["--steps", "21"], "steps: 10 there, 21 here"),
-            (["--limit", "5"], "effort.limit: 4 there, 5 here"),
             (["--tolerance", "0"], "--tolerance must be above 0"),
             (["--set", "net.width=16"], "settings"),
             (["--data", "digits"], "data"),
             (["--systems", "vdm,tigers"], "no system called 'tigers'"),
             (["--systems", "vdm,vdm"], "--systems must name each once"),
+            (
+                ["--systems", "rectified-flow,vdm,flow-matching"],
+                "rectified-flow and flow-matching are the same training here",
+            ),
             (["--seeds", "0,x"], "--seeds must be whole numbers"),
             (["--seeds", "-1"], "seed"),
             (["--preset", "tigers"], "no preset called 'tigers'"),
@@ -191,6 +196,32 @@ class TestCommand:
         assert control == replace(tuned, objective=replace(tuned.objective, ratio=0.0))
         assert any("+control" in o["claim"] for o in found["orderings"])
         assert "steps_to_baseline" not in found["systems"]["idode-vp+finetune"]["mean"]
+
+    def test_another_effort_measures_again_and_trains_nothing(
+        self, spec, done: Path, tmp_path: Path, monkeypatch
+    ) -> None:
+        out = tmp_path / "o"
+        shutil.copytree(done, out)
+        plan = json.loads((out / "plan.json").read_text())
+        (out / "plan.json").write_text(json.dumps({**plan, "effort": {"limit": 4}}))  # as it was
+        before = {p: p.read_bytes() for p in out.rglob("seed-*/*") if p.name != "result.json"
+                  and p.is_file()}  # fmt: skip
+        monkeypatch.setattr(Trainer, "train", None)
+        words = [*command(spec, out, "--systems", "vdm,idode-vp"), "--limit", "3"]
+        assert main(words) == 0
+        assert {p: p.read_bytes() for p in before} == before
+        old, new = value(done), value(out)
+        assert (old["plan"]["effort"]["limit"], new["plan"]["effort"]["limit"]) == (4, 3)
+        for name in ("vdm", "idode-vp"):
+            one, other = (v["systems"][name]["seeds"]["0"]["values"] for v in (old, new))
+            assert one["tn"] != other["tn"]
+            assert one["train_seconds"] == other["train_seconds"]
+            assert one["sde"] == other["sde"]
+
+    def test_by_default_no_training_is_done_twice(self) -> None:
+        assert [name for name in COMPARED if name not in distinct(COMPARED)] == ["rectified-flow"]
+        for name in ("flow-matching", "rectified-flow"):
+            assert Plan(("vdm", name)).names() == ["vdm", name]
 
     @pytest.mark.parametrize("name", SYSTEMS)
     def test_every_system_has_a_configuration_with_the_same_network(self, name: str) -> None:
@@ -364,22 +395,31 @@ class TestOrderings:
         assert halved.difference == pytest.approx(10.25)
 
     def test_every_claim_is_about_rows_that_a_table_can_have(self) -> None:
-        plan = Plan(tuple(SYSTEMS), finetune=1, control=True)
+        plan = Plan(distinct(SYSTEMS), finetune=1, control=True)
         named = {name for claim in claims() for name, _ in (claim.less, claim.more)}
-        assert named <= set(plan.names())
+        assert named <= {*plan.names(), *SYSTEMS}
         assert len({str(c) for c in claims()}) == len(claims())
 
 
 class TestStore:
-    def test_a_result_is_read_back_and_of_other_effort_refused(self, tmp_path: Path) -> None:
+    def test_a_result_is_read_back_and_with_other_effort_keeps_its_training(
+        self, tmp_path: Path
+    ) -> None:
         entry = Entry("vdm", 0)
         result = Result(entry, Effort()).done("training", 1.5, {"sde": 2.0}, ("rough",))
         result = result.failed("ode", "too rough")
         write_result(tmp_path, result)
         assert read_result(tmp_path, entry, Effort()) == result
         assert result.missing == ("sde", "sampling")
+        other = read_result(tmp_path, entry, Effort(limit=3))
+        assert other == Result(entry, Effort(limit=3), seconds={"training": 1.5})
+        assert other.missing == ("sde", "ode", "sampling")
+        diverged = Result(entry, Effort()).failed("training", "the loss is not finite")
+        write_result(tmp_path, diverged)
+        again = read_result(tmp_path, entry, Effort(limit=3))
+        assert (again.failures, again.missing) == (diverged.failures, ())
         with pytest.raises(InputError, match="remove it"):
-            read_result(tmp_path, entry, Effort(limit=3))
+            read_result(tmp_path, Entry("vdm", 1), Effort())
 
     def test_a_damaged_result_is_one_sentence(self, tmp_path: Path) -> None:
         (tmp_path / "result.json").write_text("{")

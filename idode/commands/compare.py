@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from idode.commands.parsing import natural, positive
+from idode.commands.parsing import INTERRUPTED, natural, positive
 
 if TYPE_CHECKING:
     from idode.commands.progress import Bar
@@ -17,15 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
-INTERRUPTED = 130
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode compare``."""
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of it all")
     parser.add_argument(
-        "--systems", metavar="A,B,...", help="see `idode train --list` [all of them]"
-    )
+        "--systems", metavar="A,B,...",
+        help="see `idode train --list` [all but rectified-flow and i-DODE's ablations]",
+    )  # fmt: skip
     parser.add_argument("--seeds", default="0", metavar="0,1,...", help="of training [0]")
     parser.add_argument(
         "--preset", default="digits", metavar="NAME", help="network and optimisation [digits]"
@@ -98,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> Plan:
     from idode.comparison import Effort, Plan
     from idode.errors import InputError
-    from idode.systems import COMPARED
+    from idode.systems import COMPARED, distinct
 
     try:
         seeds = tuple(int(word) for word in args.seeds.split(","))
@@ -106,7 +105,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         raise InputError(
             f"--seeds must be whole numbers with commas between them, got {args.seeds!r}"
         ) from None
-    systems = tuple(COMPARED) if args.systems is None else tuple(args.systems.split(","))
+    systems = distinct(COMPARED) if args.systems is None else tuple(args.systems.split(","))
     return Plan(
         systems=systems,
         seeds=seeds,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def plain(c: Comparison) -> dict[str, Any]:
     """Everything as plain values for JSON."""
     return {
         "idode": __version__,
-        "plan": c.plan.shared(),
+        "plan": {**c.plan.shared(), "effort": asdict(c.plan.effort)},
         "data": c.identity.to_json(),
         "features": c.features,
         "fid_of_test_images": c.yardstick,

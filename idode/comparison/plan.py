@@ -2,11 +2,12 @@
 
 ::
 
-    DIR/plan.json                    what all runs have in common
+    DIR/plan.json                    what all trainings have in common
     DIR/SYSTEM/seed-S/               a run like any other, and result.json beside its model
     DIR/compare.{json,md,html}       the comparison, with its pictures as PNG files
 
-A plan may grow by systems and by seeds; whatever all runs share may not change.
+A plan may grow by systems and by seeds, and be measured with another effort; whatever the
+trainings share may not change.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from idode.data import Identity
 from idode.errors import InputError, choose
 from idode.presets import PRESETS
 from idode.run import CONFIG, open_run, write_atomically
-from idode.systems import SYSTEMS, apply
+from idode.systems import SYSTEMS, apply, distinct
 from idode.training import finetuned
 
 __all__ = ["BASELINE", "FINETUNED", "Effort", "Entry", "Plan", "check_folder", "store"]
@@ -115,8 +116,15 @@ class Plan:
         for what, values in (("--systems", self.systems), ("--seeds", self.seeds)):
             if not values or len(set(values)) < len(values):
                 raise InputError(f"{what} must name each once, and at least one")
-        for name in self.systems:
-            choose("system", name, SYSTEMS)
+        again = [name for name in self.systems if name not in distinct(self.systems)]
+        if again:
+            same = next(
+                n for n in self.systems if SYSTEMS[n].settings == SYSTEMS[again[0]].settings
+            )
+            raise InputError(
+                f"{same} and {again[0]} are the same training here (math.md): name one of them "
+                "in --systems"
+            )
         if self.finetune < 0:
             raise InputError(f"--finetune must be 0 or more steps, got {self.finetune}")
         if self.control and not self.finetune:
@@ -165,9 +173,11 @@ class Plan:
         return _paced(override(further, [f"train.steps={self.finetune}"]), FURTHER_POINTS)
 
     def shared(self) -> dict[str, Any]:
-        """What all runs have in common, as plain values."""
+        """What all trainings have in common, as plain values."""
         values = dataclasses.asdict(self)
-        kept = {k: v for k, v in values.items() if k not in ("systems", "seeds", "control")}
+        kept = {
+            k: v for k, v in values.items() if k not in ("systems", "seeds", "control", "effort")
+        }
         plain: dict[str, Any] = json.loads(json.dumps({**kept, "data": self.spec}))
         return plain
 
@@ -197,6 +207,7 @@ def check_folder(out: Path, plan: Plan, identity: Identity) -> None:
         ) from None
     except (OSError, ValueError, AssertionError):
         raise InputError(f"{out / PLAN} cannot be read: start again with --force") from None
+    stored.pop("effort", None)  # a plan of an older idode has it
     _same(out, stored, plan.shared())
     for entry in plan.entries():
         folder = entry.folder(out)

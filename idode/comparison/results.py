@@ -52,6 +52,16 @@ class Result:
         """The same with the reason why a part has no values."""
         return replace(self, failures={**self.failures, part: reason})
 
+    def trained(self, effort: Effort) -> Result:
+        """What stays with another effort: the training, which has no values."""
+        own = PARTS[:1]
+        return Result(
+            self.entry,
+            effort,
+            seconds={p: s for p, s in self.seconds.items() if p in own},
+            failures={p: reason for p, reason in self.failures.items() if p in own},
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self), allow_nan=False))
@@ -59,7 +69,7 @@ class Result:
 
 
 def read_result(folder: Path, entry: Entry, effort: Effort) -> Result:
-    """The result in a run folder, or a fresh one; other settings than asked for are refused."""
+    """The result in a run folder, or a fresh one; of another effort, its training alone."""
     path = folder / RESULT
     if not path.exists():
         return Result(entry, effort)
@@ -75,12 +85,12 @@ def read_result(folder: Path, entry: Entry, effort: Effort) -> Result:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} cannot be read ({error}): remove it to measure again") from None
-    if (found.entry, found.effort) != (entry, effort):
+    if found.entry != entry:
         raise InputError(
-            f"{path} is of {found.entry.name} seed {found.entry.seed} with {found.effort}, and "
-            f"{effort} is asked for: remove it to measure again"
+            f"{path} is of {found.entry.name} seed {found.entry.seed}, not of {entry.name} seed "
+            f"{entry.seed}: remove it to measure again"
         )
-    return found
+    return found if found.effort == effort else found.trained(effort)
 
 
 def write_result(folder: Path, result: Result) -> None:
