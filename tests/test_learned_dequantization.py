@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from idode.run import open_run
 from idode.schedules import Schedule, VariancePreserving, start_gamma
 from idode.splines import spline
 from idode.state_bound import Fading, state_bound
-from idode.training.dequantizer import Fitting, fit_dequantizer, fresh_dequantizer
+from idode.training.dequantizer import Fitting, Trained, fit_dequantizer, fresh_dequantizer
 
 VP = VariancePreserving()
 SHAPES = [(1, 8, 8), (3, 5, 7), (1, 1, 1), (2, 1, 3), (6,)]
@@ -323,6 +324,23 @@ class TestCommand:
         assert (copy / DEQUANTIZER).read_bytes() != before
         assert dequantize("pretrained:digits", "--out", str(copy), "--force") == 2
         assert "has another run" in capsys.readouterr().err
+
+    def test_an_interrupt_leaves_the_one_that_force_would_replace(
+        self, run: Path, tmp_path: Path, monkeypatch, capsys
+    ) -> None:
+        def stops(*args: object, **more: object) -> Trained:
+            return replace(fit_dequantizer(*args, **more), step=1, interrupted=True)
+
+        kept, first = tmp_path / "kept", tmp_path / "first"
+        assert dequantize(run, "--out", str(kept)) == 0
+        before = (kept / DEQUANTIZER).read_bytes()
+        monkeypatch.setattr("idode.training.dequantizer.fit_dequantizer", stops)
+        assert dequantize(kept, "--seed", "3", "--force") == 130
+        assert "keeps the dequantizer it had" in capsys.readouterr().err
+        assert (kept / DEQUANTIZER).read_bytes() == before
+        assert dequantize(run, "--out", str(first)) == 130
+        assert "has what 1 steps taught" in capsys.readouterr().err
+        assert (first / DEQUANTIZER).exists()
 
     @pytest.mark.parametrize(
         ("arguments", "sentence"),

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from idode.commands.parsing import INTERRUPTED
+
 if TYPE_CHECKING:
     from idode.run import Run
 
 __all__ = ["add_arguments", "run"]
-
-INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """Carry out ``idode dequantize``; the exit code."""
     from idode.commands.matching import data_for, warn_of_other_data
     from idode.commands.progress import Bar
-    from idode.dequantizer_file import save_dequantizer
+    from idode.dequantizer_file import DEQUANTIZER, save_dequantizer
     from idode.run import CONFIG, open_run
     from idode.training.dequantizer import Fitting, fit_dequantizer, fresh_dequantizer
 
@@ -54,6 +54,10 @@ def run(args: argparse.Namespace) -> int:
             model, fresh, data.train, data.test, fitting, device=args.device,
             progress=lambda step, loss: bar.progress(step, {"loss": loss}),
         )  # fmt: skip
+    if trained.interrupted and (folder / DEQUANTIZER).exists():
+        print(f"interrupted after {trained.step} steps: {folder} keeps the dequantizer it had",
+              file=sys.stderr)  # fmt: skip
+        return INTERRUPTED
     if not (folder / CONFIG).exists():
         _copy(opened, folder)
     save_dequantizer(folder, trained.learned, args.base, trained.step)
