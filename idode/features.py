@@ -11,10 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from idode.data import Dataset
 from idode.data.loading import DIGITS_TRAIN
 from idode.errors import InputError
 
-__all__ = ["Features", "digits_features", "inception_features", "pixel_features"]
+__all__ = [
+    "Features",
+    "digits_features",
+    "features_for",
+    "inception_features",
+    "pixel_features",
+]
 
 Features = Callable[[Tensor], Tensor]
 """Maps integer images ``(B, C, H, W)`` to features ``(B, D)``."""
@@ -56,6 +63,15 @@ def digits_features() -> Features:
         return torch.relu(_layers(pixels.cpu(), trained))
 
     return features
+
+
+def features_for(data: Dataset) -> tuple[str, Features] | None:
+    """The features made for a data set and their name; ``None`` where there are none.
+
+    What to take instead depends on the use: Inception for figures that others publish, pixels
+    where nothing may be fetched.
+    """
+    return ("digits", digits_features()) if data.identity.name == "digits" else None
 
 
 def _fresh(widths: tuple[int, ...], generator: torch.Generator) -> list[Tensor]:

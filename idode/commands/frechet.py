@@ -8,7 +8,7 @@ import torch
 
 from idode.data import Dataset, default_root
 from idode.errors import InputError
-from idode.features import digits_features, inception_features
+from idode.features import features_for, inception_features
 from idode.fid import FeatureStatistics, fid, frechet_distance, statistics_of
 from idode.sampling import Samples
 
@@ -22,19 +22,18 @@ class Judge:
         if data.levels is None:
             raise InputError("a Fréchet distance is for images, not continuous data: no --fid")
         self.name = data.identity.name
-        self.network = "digits" if self.name == "digits" else "inception-v3"
-        self.features = (
-            digits_features()
-            if self.network == "digits"
-            else inception_features(data.levels, device)
+        own = features_for(data)
+        self.cached = own is None  # Inception is slow
+        self.network, self.features = own or (
+            "inception-v3",
+            inception_features(data.levels, device),
         )
         self.train = self._statistics(data, "train")
         self.test = self._statistics(data, "test")
 
     def _statistics(self, data: Dataset, split: str) -> FeatureStatistics:
-        """Cached where they are slow to get."""
         images = getattr(data, split)
-        if self.network == "digits":
+        if not self.cached:
             return statistics_of(images, self.features)
         name = f"{self.network}-{data.identity.sha256[:16]}-{split}.npz"
         path = default_root() / "features" / name

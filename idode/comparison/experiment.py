@@ -16,7 +16,7 @@ from idode.comparison.results import Result, read_result, write_result
 from idode.data import Dataset
 from idode.errors import NumericalError
 from idode.evaluation import held_out_bound
-from idode.features import Features, digits_features, pixel_features
+from idode.features import Features, features_for, pixel_features
 from idode.fid import FeatureStatistics, fid, statistics_of
 from idode.likelihood import Settings, bits_per_dim
 from idode.model import DiffusionODE
@@ -140,9 +140,7 @@ class Bench:
     def _features(self) -> tuple[str, Features]:
         levels = self.data.levels
         assert levels is not None
-        if self.data.identity.name == "digits":
-            return "a digits classifier", digits_features()
-        return "pixels", pixel_features(levels)
+        return features_for(self.data) or ("pixel", pixel_features(levels))
 
     @cached_property
     def _reference(self) -> FeatureStatistics:

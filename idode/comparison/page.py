@@ -54,8 +54,8 @@ def legend(c: Comparison) -> list[str]:
         f"{effort.tolerance} bits/dim rms.",
         "NFE: evaluations of one likelihood; NFE dopri5: of "
         f"{effort.samples} samples drawn together by Dormand-Prince at 1e-5, the paper's measure.",
-        f"FID*: Fréchet distance of those samples to the training images by features of "
-        f"{c.features}; as many test images have {c.yardstick:.2f}.",
+        f"FID*: Fréchet distance of those samples to the training images by "
+        f"{c.features} features; as many test images have {c.yardstick:.2f}.",
         f"steps to {BASELINE}, s to {BASELINE}: of training until the held-out SDE bound first "
         f"reaches the final value of {BASELINE} with the same seed; seconds without evaluation.",
     ]
