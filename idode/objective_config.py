@@ -64,3 +64,8 @@ class ObjectiveConfig:
             raise InputError(f"second={self.second}: unbiased is for flow-matching only")
         if self.unbiased and self.probes < 2:
             raise InputError(f"unbiased needs probes=2 or more, got probes={self.probes}")
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether the loss holds derivatives of the network by its input."""
+        return self.order == 2 or self.method == "simulation"

@@ -104,11 +104,15 @@ class TestCompilation:
         assert compiled.keys() == plain.keys()
         assert distance(plain, compiled) < 1e-4
 
-    def test_the_second_order_is_refused_and_finetuning_leaves_it_off(
-        self, tmp_path: Path
+    @pytest.mark.parametrize(
+        "twice",
+        [("objective.order=2",), ("objective.method=simulation", "objective.data=uniform")],
+        ids=["second order", "simulation"],
+    )
+    def test_what_differentiates_twice_is_refused_and_finetuning_leaves_it_off(
+        self, tmp_path: Path, twice: tuple[str, ...]
     ) -> None:
-        settings = ("train.compile=true", "objective.order=2")
-        run = tiny.new_run(tmp_path, *settings)
+        run = tiny.new_run(tmp_path, "train.compile=true", *twice)
         with pytest.raises(InputError, match=r"train\.compile=true is for first-order"):
             Trainer(run, tiny.dataset(), tiny.CPU)
         assert not finetuned(tiny.config("train.compile=true")).train.compile

@@ -51,10 +51,11 @@ def in_precision(net: nn.Module, name: str, device: torch.device) -> nn.Module:
 
 def compile_in_place(net: nn.Module, config: Config) -> None:
     """Have torch.compile replace the network's forward pass, and leave its names alone."""
-    if config.objective.order == 2:
+    if config.objective.differentiates:
         raise InputError(
-            "train.compile=true is for first-order objectives: a compiled network cannot be "
-            "differentiated twice; leave it off"
+            "train.compile=true is for first-order matching: a compiled network cannot be "
+            "differentiated twice, as objective.order=2 and objective.method=simulation do; leave "
+            "it off"
         )
     net.compile()
 

@@ -123,8 +123,8 @@ class Objective:
         x0 = samples.to(torch.float32) if levels is None else place(samples, levels, generator)
         times = self._times(len(x0), generator)
         eps = torch.randn(x0.shape, generator=generator)
-        derived = self.config.order == 2 or self.config.method == "simulation"
-        probes = rademacher(self.config.probes, x0, generator) if derived else None
+        probed = self.config.differentiates
+        probes = rademacher(self.config.probes, x0, generator) if probed else None
         return Batch(x0, eps, times, flag, probes)
 
     @torch.no_grad()
