@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
-from idode.nets import UNet, UNetConfig
+from idode.nets import UNet, UNetConfig, quicken
 from idode.nets.convolution import weight_gradient
 
 HEADLINE = UNetConfig(width=64, depth=4, attention="middle")
@@ -84,6 +84,7 @@ def tasks(
     """The three things a network is used for, as functions without arguments."""
     generator = torch.Generator().manual_seed(0)
     net = UNet(config, generator).to(memory_format=layout)
+    quicken(net)
     frozen = UNet(config, generator).to(memory_format=layout).eval().requires_grad_(False)
     x = torch.randn(BATCH, config.channels, side, side, generator=generator)
     t = torch.rand(BATCH, generator=generator)

@@ -86,43 +86,31 @@ def hutchinson(f: Field, x: Tensor, probes: Tensor) -> tuple[Tensor, Tensor]:
     return y, (probes * found).flatten(2).sum(2)
 
 
-def exact(f: Field, x: Tensor, chunk: int = 512) -> tuple[Tensor, Tensor]:
+def exact(f: Field, x: Tensor) -> tuple[Tensor, Tensor]:
     """Value of ``f`` and its exact divergence ``(B,)``, by as many products as dimensions.
+
+    One after another: batched gradients do not know the layout of the networks' kernels.
 
     Args:
         f: Field, ``(B, *)`` to ``(B, *)``, each sample on its own.
         x: States ``(B, *)`` of any shape.
-        chunk: Backward passes held in memory at once, over all samples of the batch.
     """
     training = torch.is_grad_enabled()
     dim = x[0].numel()
     with torch.enable_grad():
-        x = x.detach().requires_grad_()
+        x = x if training and x.requires_grad else x.detach().requires_grad_()
         y = f(x)
         div = torch.zeros(len(x), dtype=y.dtype, device=y.device)
-        step = max(1, chunk // len(x))
-        for start in range(0, dim, step):
-            rows = range(start, min(start + step, dim))
-            keep = training or rows.stop < dim
-            basis = torch.zeros(len(rows), len(x), dim, dtype=y.dtype, device=y.device)
-            basis[range(len(rows)), :, rows] = 1
-            jacobian = _vjp(
-                y, x, basis.reshape(-1, *x.shape), create_graph=training, keep=keep, batched=True
-            )
-            flat = jacobian.reshape(len(rows), len(x), dim)
-            div = div + flat[range(len(rows)), :, rows].sum(0)
+        for i in range(dim):
+            basis = torch.zeros(len(x), dim, dtype=y.dtype, device=y.device)
+            basis[:, i] = 1
+            keep = training or i < dim - 1
+            row = _vjp(y, x, basis.reshape(x.shape), create_graph=training, keep=keep)
+            div = div + row.flatten(1)[:, i]
     return (y if training else y.detach()), div
 
 
-def _vjp(
-    y: Tensor,
-    x: Tensor,
-    cotangent: Tensor,
-    *,
-    create_graph: bool,
-    keep: bool,
-    batched: bool = False,
-) -> Tensor:
+def _vjp(y: Tensor, x: Tensor, cotangent: Tensor, *, create_graph: bool, keep: bool) -> Tensor:
     # A field that does not depend on x (a constant, or a fresh zero-initialised layer) has no
     # graph at all; its divergence is zero, not an error.
     if not y.requires_grad:
@@ -133,7 +121,6 @@ def _vjp(
         cotangent,
         retain_graph=keep,
         create_graph=create_graph,
-        is_grads_batched=batched,
         materialize_grads=True,
     )
     return product

@@ -23,6 +23,7 @@ __all__ = [
     "dropout",
     "fourier_features",
     "initialise",
+    "quicken",
     "sinusoid",
 ]
 
@@ -52,7 +53,7 @@ class Conv(nn.Conv2d):
 
     def __init__(self, inputs: int, outputs: int, size: int = 3, *, zero: bool = False) -> None:
         super().__init__(inputs, outputs, size, padding=size // 2)
-        self.zero = zero
+        self.zero, self.quick = zero, False
         self.weight.data = self.weight.data.contiguous(memory_format=torch.channels_last)
 
     def reset_parameters(self) -> None:
@@ -60,9 +61,20 @@ class Conv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(B, inputs, H, W)`` to ``(B, outputs, H, W)``."""
-        if self.bias is not None and pays(x, self.weight):
+        if self.quick and self.bias is not None and pays(x, self.weight):
             return convolve(x, self.weight, self.bias)
         return super().forward(x)
+
+
+def quicken(network: nn.Module, on: bool = True) -> None:
+    """Take weight gradients the quick way (:mod:`idode.nets.convolution`) where it pays.
+
+    For training that asks for gradients of the weights alone: a derivative by the input would
+    compute those of the weights beside it, and ``torch.func`` knows nothing of them.
+    """
+    for module in network.modules():
+        if isinstance(module, Conv):
+            module.quick = on
 
 
 def initialise(network: nn.Module, generator: torch.Generator | None) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from idode.config import Config
 from idode.errors import InputError, choose
+from idode.nets import quicken
 from idode.run import Run, build_net, diffusion_ode
 from idode.time_sampling import Adaptive
 from idode.training import checkpoint
@@ -52,6 +53,7 @@ class State:
         if start is not None:
             net.load_state_dict(start)
         self.net: nn.Module = net.to(device)
+        quicken(net, not config.objective.differentiates)
         self.average = Average(self.net, settings)
         self.optimiser = adam(self.net.named_parameters(), settings)
         density = build_density(
