@@ -166,7 +166,7 @@ def bounds(
         lambda number: _draw(task, rows, number, solving),
         progress,
         # Of the pilot only what a solve depends on: its errors may be better known later.
-        digest({**given, "solver": [dataclasses.asdict(pilot.solver), pilot.most_roughness]}),
+        digest({**given, "solver": [pilot.to_json()["solver"], pilot.most_roughness]}),
     )
     if not done.records:
         raise KeyboardInterrupt
