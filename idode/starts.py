@@ -54,12 +54,12 @@ def search_start(
     if len(starts) < 3:
         raise InputError(f"a search needs at least 3 starts, got {len(starts)}")
     plain = settings or Settings()
-    results = [
-        bits_per_dim(
-            model, pixels, dataclasses.replace(plain, dequantization="uniform", start=float(g))
-        )
-        for g in starts
-    ]
+    results: list[BitsPerDim] = []
+    for g in starts:
+        chosen = dataclasses.replace(plain, dequantization="uniform", start=float(g))
+        results.append(bits_per_dim(model, pixels, chosen))
+        if not results[-1].complete:
+            raise KeyboardInterrupt  # starts compare only on the same images
     values = np.array([r.mean for r in results])
     low = int(np.clip(values.argmin(), 1, len(values) - 2))
     near = slice(low - 1, low + 2)

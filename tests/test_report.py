@@ -23,10 +23,12 @@ from idode.evaluation import IMPORTANCES
 from idode.report import Effort, Measurements, measure, plain, sections
 from idode.report.curves import training_curve
 from idode.report.levels import noise_levels
-from idode.report.measurements import STAGES, densities
+from idode.report.measurements import STAGES, _Work, densities
 from idode.report.values import Engine, bounds, engine, uniform_starts
 from idode.run import Run, open_run
+from idode.sampling.task import Task
 from idode.schedules import VariancePreserving, start_gamma
+from idode.starts import search_start
 from idode.time_sampling import Designed, UniformGamma
 from idode.variance import loss_variance
 from idode.weights import uniform_start
@@ -143,6 +145,38 @@ class TestValues:
         (all_together,) = solve.values(pixels, solve.settings, (4,))
         (in_pairs,) = solve.values(pixels, Settings(batch_size=2, tolerance=0.005), (4,))
         torch.testing.assert_close(all_together.per_image, in_pairs.per_image, atol=2e-3, rtol=0)
+
+    def test_an_interrupt_is_passed_on_and_no_image_left_out(
+        self, lattice, solve, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pixels, settings = lattice.pixels, replace(solve.settings, batch_size=2)
+        drawn = likelihood._draw
+
+        def interrupted(task, rows, number, pilot):
+            if number == 1:
+                raise KeyboardInterrupt
+            return drawn(task, rows, number, pilot)
+
+        monkeypatch.setattr(likelihood, "_draw", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            solve.values(pixels, settings, (1,))
+        with pytest.raises(KeyboardInterrupt):
+            search_start(solve.model, pixels, settings=settings)
+
+    def test_an_interrupted_sample_is_not_shown(
+        self, solve, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        drawn = Task.draw
+
+        def interrupted(task: Task, indices: range) -> object:
+            if indices[0] > 0:
+                raise KeyboardInterrupt
+            return drawn(task, indices)
+
+        monkeypatch.setattr(Task, "draw", interrupted)
+        data = tiny.dataset(np.zeros((4, 2), np.float32), levels=None)
+        with pytest.raises(KeyboardInterrupt):
+            _Work(data, replace(SMALL, samples=65), "cpu").samples(solve.model)
 
     def test_one_solve_costs_the_nodes_of_the_grid(self, lattice, solve) -> None:
         value = solve.values(lattice.pixels, solve.settings, (1,))[0]

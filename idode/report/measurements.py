@@ -181,7 +181,10 @@ class _Work:
 
     def samples(self, model: DiffusionODE) -> Samples:
         source = torch.Generator().manual_seed(self.effort.seed)
-        return sample(model, self.effort.samples, self.data.shape, source, device=self.device)
+        drawn = sample(model, self.effort.samples, self.data.shape, source, device=self.device)
+        if not drawn.complete:
+            raise KeyboardInterrupt
+        return drawn
 
     def smoothness(self, run: Run) -> Smoothness:
         model, effort = run.model(self.device), self.effort

@@ -58,6 +58,8 @@ class Engine:
     ) -> tuple[Value, ...]:
         """One value for each K, all from the same draws of the largest."""
         found = likelihood.bounds(self.model, pixels, importance, settings, pilot=self.pilot)
+        if not found[0].complete:
+            raise KeyboardInterrupt  # a page shows all of its images, or is not written
         return tuple(
             Value(
                 mean=each.mean,
