@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from idode.durable import replace
 from idode.errors import InputError
 from idode.learned import Learned, base
 from idode.model import DiffusionODE
@@ -70,9 +70,7 @@ def save_dequantizer(path: Path, learned: Learned, name: str, steps: int) -> Non
     try:
         save_file(weights, temporary, described)
         temporary.chmod(0o644)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path / DEQUANTIZER)
+        replace(temporary, path / DEQUANTIZER)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
         raise InputError(f"cannot write {path / DEQUANTIZER} ({error}): make room") from None

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from idode.durable import sync_folder
 from idode.errors import InputError
 
 __all__ = ["Journal"]
@@ -39,6 +40,7 @@ class Journal:
         try:
             own.parent.mkdir(parents=True, exist_ok=True)
             self._file = own.open("a+b", buffering=0)
+            sync_folder(own.parent)  # or a power cut takes the file with all its lines
         except OSError as error:
             raise InputError(
                 f"cannot write {own} ({error.strerror}): name another file with --journal FILE"

@@ -14,7 +14,6 @@ Nothing in it is pickled.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from idode import __version__
 from idode.clocks import ScaledGamma
 from idode.config import Config, from_json, to_json
 from idode.data import Identity
+from idode.durable import replace, write_atomically
 from idode.errors import InputError, choose
 from idode.model import DiffusionODE
 from idode.nets import MLP, UNet, UNetConfig
@@ -42,8 +42,6 @@ __all__ = [
     "diffusion_ode",
     "open_run",
     "save_model",
-    "sync_folder",
-    "write_atomically",
 ]
 
 SHIPPED = "pretrained:"
@@ -207,33 +205,10 @@ def save_model(path: Path, weights: Mapping[str, Tensor]) -> None:
             {name: value.detach().cpu().contiguous() for name, value in weights.items()}, temporary
         )
         temporary.chmod(0o644)  # as its neighbours, so that a run can be shared
-        _replace(temporary, path / MODEL)
+        replace(temporary, path / MODEL)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
         raise InputError(f"cannot write {path / MODEL} ({error}): make room and resume") from None
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a small file so that a reader finds the old or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-    _replace(temporary, path)
-
-
-def sync_folder(path: Path) -> None:
-    """Make renames inside a folder survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _replace(temporary: Path, path: Path) -> None:
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
 
 
 def _fits(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name: str) -> bool:

@@ -22,9 +22,10 @@ from typing import Any
 
 from idode.config import Config, fit, override, to_json
 from idode.data import Identity
+from idode.durable import write_atomically
 from idode.errors import InputError, choose
 from idode.presets import PRESETS
-from idode.run import CONFIG, open_run, write_atomically
+from idode.run import CONFIG, open_run
 from idode.systems import SYSTEMS, apply, distinct
 from idode.training import finetuned
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from idode.comparison.plan import Effort, Entry
+from idode.durable import write_atomically
 from idode.errors import InputError
-from idode.run import write_atomically
 
 __all__ = ["PARTS", "RESULT", "Result", "read_result", "write_result"]
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from idode.durable import write_atomically
 from idode.errors import InputError
-from idode.run import write_atomically
 
 __all__ = ["HTML", "MARKDOWN", "Section", "Table", "render_html", "render_markdown", "write"]
 

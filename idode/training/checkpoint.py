@@ -23,8 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from idode.durable import sync_folder, write_atomically
 from idode.errors import InputError
-from idode.run import sync_folder, write_atomically
 
 __all__ = ["Manifest", "load_latest", "save", "sha256", "steps"]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from idode.config import Config
+from idode.durable import write_atomically
 from idode.errors import InputError, NumericalError
 from idode.model import DiffusionODE
 from idode.pictures import Picture, check_images, grid, png
-from idode.run import write_atomically
 from idode.sampling import sample
 from idode.training.randomness import Purpose, generator
 
