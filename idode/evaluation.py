@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from idode import __version__
 from idode.bounds import SDEBound, sde_bound
@@ -112,19 +113,40 @@ def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def model_digest(run: Run) -> str:
-    """SHA-256 of all that a run's numbers depend on: its settings and its weights."""
+def model_digest(run: Run, model: DiffusionODE, learned: Learned | None = None) -> str:
+    """SHA-256 of all that a run's numbers depend on: its settings and the weights in use.
+
+    Those in memory, since training may replace the file at any time.
+
+    Args:
+        run: The run.
+        model: Its model, as loaded.
+        learned: Its dequantizer, where the numbers depend on one.
+    """
     total = hashlib.sha256(json.dumps(to_json(run.config), sort_keys=True).encode())
-    for file in sorted(run.path.glob("*.safetensors")):
-        total.update(file.name.encode())
-        with file.open("rb") as stream:
-            for block in iter(lambda: stream.read(1 << 20), b""):
-                total.update(block)
+    _add_weights(total, model.net)
+    if learned is not None:
+        kind = type(learned.base).__name__
+        total.update(f"{kind} {learned.gamma} {learned.levels} {learned.flow.config}".encode())
+        _add_weights(total, learned.flow)
     return total.hexdigest()
 
 
+def _add_weights(total: hashlib._Hash, net: object) -> None:
+    if not isinstance(net, nn.Module):
+        return  # a formula, which has none
+    for name, value in net.state_dict().items():
+        total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        total.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy())
+
+
 def open_journal(
-    run: Run, work: Mapping[str, Any], file: Path | None = None, rank: int = 0
+    run: Run,
+    model: DiffusionODE,
+    work: Mapping[str, Any],
+    file: Path | None = None,
+    rank: int = 0,
+    learned: Learned | None = None,
 ) -> Journal:
     """The journal of an evaluation of ``run`` that ``work`` describes.
 
@@ -134,12 +156,14 @@ def open_journal(
 
     Args:
         run: The run.
+        model: Its model, as loaded.
         work: Settings and data, as plain values.
         file: Another place.
         rank: Number of this process.
+        learned: Its dequantizer, where the numbers depend on one.
     """
     versions = {"idode": __version__, "torch": str(torch.__version__)}
-    header = {**versions, "model": model_digest(run), **work}
+    header = {**versions, "model": model_digest(run, model, learned), **work}
     if file is None:
         own = run.path not in pretrained().values() and os.access(run.path, os.W_OK)
         home = run.path if own else default_root()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -15,12 +16,15 @@ import torch
 from forking import forks
 
 from idode.cli import main
+from idode.dequantizer_file import load_dequantizer, save_dequantizer
 from idode.errors import InputError
 from idode.evaluation import model_digest, open_journal
 from idode.journal import Journal
+from idode.learned import Learned, base
 from idode.ledger import Ledger
+from idode.nets.bin_flow import BinFlow, BinFlowConfig
 from idode.pilot import Pilot
-from idode.run import open_run, pretrained
+from idode.run import open_run, pretrained, save_model
 
 FAST = ["--split", "train", "--limit", "7", "--batch-size", "2", "--draws", "2"]
 FAST += ["--solver", "dopri5", "--tolerance", "0.01"]  # no grid to be found first
@@ -149,18 +153,41 @@ class TestPlace:
     def test_other_weights_have_another_journal(self, run: Path, tmp_path: Path) -> None:
         other = tiny.train(tmp_path / "run", "train.steps=3")
         assert other.run.config.model == open_run(run).config.model
-        assert model_digest(open_run(tmp_path / "run")) != model_digest(open_run(run))
         names = set()
-        for folder in (run, tmp_path / "run"):
-            with open_journal(open_run(folder), {"seed": 0}) as journal:
+        for opened in (open_run(run), open_run(tmp_path / "run")):
+            with open_journal(opened, opened.model(), {"seed": 0}) as journal:
                 names.add(journal.path.name)
         assert len(names) == 2
+
+    def test_weights_are_those_in_use_and_a_dequantizer_counts_where_it_is_used(
+        self, run: Path, tmp_path: Path
+    ) -> None:
+        tiny.train(tmp_path / "run", "train.steps=2")
+        opened = open_run(tmp_path / "run")
+        model = opened.model()
+        before = model_digest(opened, model)
+        assert before == model_digest(open_run(run), open_run(run).model())
+        flow = BinFlow(BinFlowConfig(channels=1), torch.Generator().manual_seed(0))
+        learned = Learned(base("tn", model.schedule, model.gamma_min, 4), flow, 4)
+        save_dequantizer(opened.path, learned, "tn", 1)
+        assert model_digest(opened, model) == before
+        with_it = model_digest(opened, model, learned)
+        assert with_it != before
+        loaded = load_dequantizer(opened, opened.model())
+        assert model_digest(opened, model, loaded) == with_it
+        other = dataclasses.replace(learned, base=base("uniform", model.schedule, -2.0, 4))
+        assert model_digest(opened, model, other) not in (before, with_it)
+        doubled = {name: 2 * value for name, value in opened.weights().items()}
+        save_model(opened.path, doubled)
+        assert model_digest(opened, model) == before
+        assert model_digest(opened, opened.model()) != before
 
     def test_a_model_of_the_package_has_its_journal_in_the_cache(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("IDODE_DATA", str(tmp_path))
-        with open_journal(open_run(f"pretrained:{next(iter(pretrained()))}"), {}) as journal:
+        opened = open_run(f"pretrained:{next(iter(pretrained()))}")
+        with open_journal(opened, opened.model(), {}) as journal:
             assert journal.path.parent == tmp_path / "evaluations"
 
 

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry out ``idode evaluate``; the exit code."""
     from idode.commands.matching import warn_of_other_data
-    from idode.commands.stages import Stages
+    from idode.commands.progress import Stages
     from idode.commands.tables import check_output
     from idode.evaluation import open_journal
     from idode.ledger import Ledger
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         _check(args, model, settings, learned)
         quiet = args.quiet or not world.writes
         work = _work(args, settings, identity, world.device)
-        with open_journal(opened, work, args.journal, world.rank) as journal:
+        with open_journal(opened, model, work, args.journal, world.rank, learned) as journal:
             warn_of_other_data(opened, identity, quiet=not world.writes)
             try:
                 with Stages(quiet) as stages:

@@ -9,19 +9,27 @@ from typing import Any
 
 from tqdm import tqdm
 
-__all__ = ["Bar", "LateBar"]
+__all__ = ["Bar", "LateBar", "Stages"]
 
 
 class LateBar:
     """A bar that opens when there is progress: bad input found before is one sentence, no bar."""
 
     def __init__(
-        self, unit: str, quiet: bool, total: int | None = None, scaled: bool = False
+        self,
+        unit: str,
+        quiet: bool,
+        total: int | None = None,
+        scaled: bool = False,
+        name: str | None = None,
+        known: int = 0,
     ) -> None:
         self._settings: dict[str, Any] = {
             "unit": unit,
             "unit_scale": scaled,
             "total": total,
+            "desc": name,
+            "initial": known,
             "disable": quiet,
             "file": sys.stderr,
             # In a log file every refresh is a line.
@@ -79,6 +87,42 @@ class Bar:
         bar.update(step - bar.n)
 
     def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._late.close()
+
+
+class Stages:
+    """A bar for each stage of some work, on the screen when the stage begins."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._late = LateBar("", quiet=True)
+
+    def begin(self, stage: str, total: int | None, known: int, here: int) -> None:
+        """The next stage; a line says what is known from before."""
+        self._late.close()
+        done = total is not None and known == total
+        if done and not self._quiet:
+            print(f"{stage}: all {total} images are known from before", file=sys.stderr)
+        elif known and not self._quiet:
+            print(f"{stage}: going on after {known} of {total} images", file=sys.stderr)
+        whole = None if total is None else known + here
+        unit = " evaluations" if total is None else " images"
+        self._late = LateBar(unit, self._quiet or done, whole, name=stage, known=known)
+        self._late.update(0)
+
+    def advance(self, count: int) -> None:
+        """So many more of the stage."""
+        self._late.update(count)
+
+    def __enter__(self) -> Stages:
         return self
 
     def __exit__(
