@@ -26,12 +26,7 @@ def data_for(run: Run, spec: str | None) -> Dataset:
     if spec is None:
         raise InputError(f"{run.path} names no data set: give one with --data SPEC")
     data = load(spec)
-    wanted, levels = tuple(run.config.model.shape), run.config.model.levels
-    if tuple(data.shape) != wanted or data.levels != levels:
-        raise InputError(
-            f"the model is for data of shape {wanted} with {levels} levels, {spec} has shape "
-            f"{tuple(data.shape)} with {data.levels}: choose data of its kind"
-        )
+    data.expect(run.config.model.shape, run.config.model.levels, "the model")
     return data
 
 
