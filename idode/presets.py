@@ -82,7 +82,7 @@ FASHION = replace(
     model=ModelConfig(shape=(1, 28, 28)),
     train=replace(
         DIGITS.train,
-        steps=12_000,
+        steps=7_000,
         batch_size=16,
         log_every=100,
         evaluate_every=500,
@@ -98,7 +98,7 @@ CIFAR10_SMALL = replace(
     data="cifar10",
     net=replace(FASHION_NET, channels=3),
     model=ModelConfig(shape=(3, 32, 32)),
-    train=replace(FASHION.train, steps=9_000),
+    train=replace(FASHION.train, steps=5_500),
 )
 VECTORS = Config(
     name="vectors",
@@ -111,8 +111,8 @@ VECTORS = Config(
 
 SUMMARIES: dict[str, str] = {
     "digits": "8x8 digits, minutes on two cores",
-    "fashion-mnist-small": "Fashion-MNIST, an hour on one core",
-    "cifar10-small": "CIFAR-10, an hour on one core",
+    "fashion-mnist-small": "Fashion-MNIST, half an hour on one core",
+    "cifar10-small": "CIFAR-10, half an hour on one core",
     "vectors": "a table of numbers: give it with --data csv:PATH or npy:PATH",
     "cifar10-vp": "the paper: CIFAR-10, variance preserving",
     "cifar10-sp": "the paper: CIFAR-10, straight path",
