@@ -25,8 +25,21 @@ def replace(temporary: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a small file so that a reader finds the old or the new one, whole."""
+def write_atomically(path: Path, content: str | bytes, sync: bool = True) -> None:
+    """Write a small file so that a reader finds the old or the new one, whole.
+
+    Args:
+        path: Of the file.
+        content: All of it.
+        sync: Also after a power cut; two waits for the disk, too many for thousands of files.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-    replace(temporary, path)
+    try:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        if sync:
+            replace(temporary, path)
+        else:
+            temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -18,6 +18,7 @@ from PIL import Image
 from idode import sampling
 from idode.cli import main
 from idode.commands.sample import SOLVERS
+from idode.commands.tables import write_file
 from idode.config import Config, fit, override
 from idode.errors import InputError
 from idode.features import Features
@@ -189,6 +190,13 @@ class TestCommand:
             assert said in self.refused(capsys)
         assert self.sample(run, tmp_path / "a.npz", "--json", str(tmp_path / "a.npz")) == 2
         assert "are the same file" in self.refused(capsys)
+
+    @pytest.mark.parametrize("sync", [True, False])
+    def test_a_file_that_cannot_be_written_leaves_nothing(self, tmp_path: Path, sync: bool):
+        (tmp_path / "taken").mkdir()
+        with pytest.raises(InputError, match="cannot write .*choose another place"):
+            write_file(tmp_path / "taken", b"content", sync)
+        assert [p.name for p in tmp_path.iterdir()] == ["taken"]
 
     def test_the_solvers_of_the_help_are_those_of_the_library(self) -> None:
         assert set(SOLVERS) == set(sampling.SOLVERS)

@@ -162,6 +162,7 @@ def _draw(
 def _write(out: Path, drawn: Samples, levels: int | None) -> None:
     import numpy as np
 
+    from idode.commands.tables import write_file
     from idode.pictures import grid, png, to_bytes
 
     if out.suffix == ".npz":
@@ -170,28 +171,17 @@ def _write(out: Path, drawn: Samples, levels: int | None) -> None:
             arrays |= {"log_p": drawn.log_p.numpy(), "bits_per_dim": drawn.bits_per_dim.numpy()}
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **arrays)
-        _replace(out, buffer.getvalue())
+        write_file(out, buffer.getvalue())
         return
     assert levels is not None
     if out.suffix == ".png":
-        _replace(out, png(grid(drawn.data, levels)))
+        write_file(out, png(grid(drawn.data, levels)))
         return
     out.mkdir(exist_ok=True)
     for old in [p for p in out.iterdir() if OURS.fullmatch(p.name)]:
         old.unlink()
     for i, image in enumerate(to_bytes(drawn.data, levels)):
-        _replace(out / f"{i:05d}.png", png(image))
-
-
-def _replace(path: Path, content: bytes) -> None:
-    from idode.errors import InputError
-
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write {path} ({error.strerror}): choose another place") from None
+        write_file(out / f"{i:05d}.png", png(image), sync=False)
 
 
 def _figures(args: argparse.Namespace, drawn: Samples) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from idode.durable import write_atomically
 from idode.errors import InputError
 
-__all__ = ["check_output", "table", "write_json"]
+__all__ = ["check_output", "table", "write_file", "write_json"]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -48,10 +48,12 @@ def check_output(path: Path | None, force: bool) -> None:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a result whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    write_file(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def write_file(path: Path, content: str | bytes, sync: bool = True) -> None:
+    """Write a file whole or not at all, and refuse a place that cannot have it."""
     try:
-        temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
-        os.replace(temporary, path)
+        write_atomically(path, content, sync)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise InputError(f"cannot write {path} ({error.strerror}): choose another place") from None
