@@ -21,7 +21,7 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 __all__ = ["convolve", "pays", "weight_gradient"]
 
 CHANNELS = 64  # with fewer, the transforms of the tiles cost more than they save
-ENTRIES = 2**18  # of input and output in one piece: its transforms, four times that, fit a cache
+ENTRIES = 2**18  # of input and output in a piece of one thread: four times that fits its cache
 
 
 def pays(x: Tensor, weight: Tensor) -> bool:
@@ -82,7 +82,8 @@ def weight_gradient(x: Tensor, grad: Tensor) -> Tensor:
     """
     batch, inputs, height, width = x.shape
     outputs = grad.shape[1]
-    wanted = max(1, ENTRIES // (height * width * (inputs + outputs)))
+    room = ENTRIES * torch.get_num_threads()
+    wanted = max(1, room // (height * width * (inputs + outputs)))
     size = max(n for n in range(1, min(wanted, batch) + 1) if batch % n == 0)
     padded = F.pad(x.permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1))
     images = grad.permute(0, 2, 3, 1)
