@@ -144,3 +144,11 @@ def test_coders_pay_for_exactly_these_pixels() -> None:
 def test_coders_refuse_what_they_cannot_write() -> None:
     with pytest.raises(InputError, match="uint8 images"):
         coder_bits(np.zeros((2, 2, 8, 8), np.uint8))
+
+
+def test_shipped_models_carry_what_was_measured_on_them():
+    for name, path in pretrained().items():
+        figures = json.loads((path / "figures.json").read_text())
+        assert 0 < figures["sde_bound"]["bits_per_dim"] < 8, name
+        assert figures["sde_bound"]["split"] == "test", name
+        assert sum(file.stat().st_size for file in path.iterdir()) < 5e6, name
