@@ -15,12 +15,11 @@ import torch
 from torch import nn
 
 from idode import __version__
-from idode.bounds import SDEBound, sde_bound
 from idode.config import to_json
 from idode.data import Split, default_root
 from idode.journal import Journal
 from idode.learned import Learned
-from idode.ledger import Ledger
+from idode.ledger import Ledger, digest
 from idode.likelihood import BitsPerDim, Settings, bounds
 from idode.model import DiffusionODE
 from idode.ode import Adams
@@ -30,36 +29,19 @@ __all__ = [
     "DEQUANTIZATIONS",
     "IMPORTANCES",
     "bounds_table",
-    "held_out_bound",
     "model_digest",
     "open_journal",
     "summary",
+    "table_rows",
 ]
 
 DEQUANTIZATIONS = ("uniform", "variational", "tn")
 IMPORTANCES = (1, 5, 20)
 
 
-def held_out_bound(
-    model: DiffusionODE,
-    split: Split,
-    draws: int,
-    device: torch.device | str,
-    *,
-    seed: int = 0,
-    batch_size: int = 128,
-    ledger: Ledger | None = None,
-) -> SDEBound:
-    """The SDE bound of a split."""
-    return sde_bound(
-        model,
-        split,
-        draws=draws,
-        seed=seed,
-        batch_size=batch_size,
-        device=device,
-        ledger=ledger,
-    )
+def table_rows(learned: Learned | None) -> tuple[str, ...]:
+    """Dequantizations of the table of bounds: the paper's, and the learned one if there is."""
+    return DEQUANTIZATIONS if learned is None else (*DEQUANTIZATIONS, "learned")
 
 
 def bounds_table(
@@ -72,7 +54,7 @@ def bounds_table(
 ) -> list[BitsPerDim]:
     """Three dequantizations, or four, by K = 1, 5, 20, and all else as in ``settings``."""
     results: list[BitsPerDim] = []
-    for name in DEQUANTIZATIONS if learned is None else (*DEQUANTIZATIONS, "learned"):
+    for name in table_rows(learned):
         chosen = dataclasses.replace(settings, dequantization=name)
         try:
             row = bounds(
@@ -167,6 +149,5 @@ def open_journal(
     if file is None:
         own = run.path not in pretrained().values() and os.access(run.path, os.W_OK)
         home = run.path if own else default_root()
-        name = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:16]
-        file = home / EVALUATIONS / f"{name}.jsonl"
+        file = home / EVALUATIONS / f"{digest(header)}.jsonl"
     return Journal(file, header, rank)

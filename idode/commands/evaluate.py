@@ -164,13 +164,10 @@ def _check(
     args: argparse.Namespace, model: DiffusionODE, settings: Settings, learned: Learned | None
 ) -> None:
     """Find what is wrong before anything is computed."""
-    from idode.evaluation import DEQUANTIZATIONS
+    from idode.evaluation import table_rows
     from idode.weights import dequantization_for
 
-    names = DEQUANTIZATIONS if args.bounds else (settings.dequantization,)
-    if args.bounds and learned is not None:
-        names = (*names, "learned")
-    for name in names:
+    for name in table_rows(learned) if args.bounds else (settings.dequantization,):
         dequantization_for(model, dataclasses.replace(settings, dequantization=name), learned)
 
 
@@ -224,18 +221,19 @@ def _measure(
     ledger: Ledger,
     learned: Learned | None,
 ) -> tuple[SDEBound | None, list[BitsPerDim]]:
-    from idode.evaluation import bounds_table, held_out_bound
+    from idode.bounds import sde_bound
+    from idode.evaluation import bounds_table
     from idode.likelihood import bits_per_dim
 
     bound = None
     if model.levels is not None:
-        bound = held_out_bound(
+        bound = sde_bound(
             model,
             split,
-            args.draws,
-            device,
+            draws=args.draws,
             seed=settings.seed,
             batch_size=settings.batch_size,
+            device=device,
             ledger=ledger,
         )
     if args.bounds:

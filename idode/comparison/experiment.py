@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
+from idode.bounds import sde_bound
 from idode.comparison.plan import Entry, Plan
 from idode.comparison.results import Result, read_result, write_result
 from idode.data import Dataset
 from idode.errors import NumericalError
-from idode.evaluation import held_out_bound
 from idode.features import Features, features_for, pixel_features
 from idode.fid import FeatureStatistics, fid, statistics_of
 from idode.likelihood import Settings, bits_per_dim
@@ -99,7 +99,7 @@ class Bench:
         """As many images as the held-out curve has."""
         count = self.plan.config(self.plan.entries()[0], self.data.identity).train.evaluate_count
         images = self.data.test[:count]
-        bound = held_out_bound(model, images, self.plan.effort.draws, self.device)
+        bound = sde_bound(model, images, draws=self.plan.effort.draws, device=self.device)
         return {"sde": bound.mean, "sde_error": bound.standard_error}, ()
 
     def _ode(self, model: DiffusionODE) -> Values:
