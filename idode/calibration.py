@@ -9,6 +9,7 @@ which is reported with every number.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from idode.ode import GRADED, Adams, Field, Trace, lagrange_weights, uniform_gri
 __all__ = ["Calibration", "calibrate"]
 
 MOST_STEPS = 1024
+SLOW = 1.0  # order of convergence: of a smooth field it is four or so, of a rough one a half
+PATIENCE = 2  # slow refinements before the field is taken for rough
 ORDERS = (3, 4)  # rough fields favour the longer memory, smooth ones the shorter
 
 
@@ -47,6 +50,9 @@ def calibrate(
 ) -> Calibration:
     """Find the cheapest grid whose per-sample error on ``x`` is below ``tolerance``.
 
+    A field that varies between neighbouring nodes, however close, is not resolved by more of them
+    at any sensible price: the search then ends early with the best grid it saw and its error.
+
     Args:
         field: The field to be solved.
         x: Pilot states ``(B, *)`` at ``start``.
@@ -62,7 +68,8 @@ def calibrate(
     orders: tuple[int, ...] = ORDERS
     trace = Adams(uniform_grid(steps)).trace(field, x, start, end)
     best: Calibration | None = None
-    spent = len(trace.nodes)
+    spent, patience = len(trace.nodes), PATIENCE
+    earlier: Calibration | None = None
     for _ in range(8):
         grid = _grid(_density(trace), steps)
         trace = Adams(grid).refined().trace(field, x, start, end)
@@ -81,9 +88,19 @@ def calibrate(
         factor = min(2.0, max(0.5, 1.1 * (found.rms_error / tolerance) ** 0.25))
         if (met and factor > 0.7) or steps >= MOST_STEPS:
             break
+        patience -= not met and earlier is not None and _order(earlier, found) < SLOW
+        if patience == 0:
+            break
+        earlier = found
         steps = min(MOST_STEPS, max(8, round(steps * factor)))
     assert best is not None
     return dataclasses.replace(best, nfe=spent)
+
+
+def _order(coarse: Calibration, fine: Calibration) -> float:
+    """The power of the step size with which the error fell."""
+    steps = len(fine.solver.grid) / len(coarse.solver.grid)
+    return math.log(coarse.rms_error / max(fine.rms_error, 1e-300)) / math.log(steps)
 
 
 def _try(

@@ -299,7 +299,8 @@ def _notes(s: Settings, k: int, pilot: Pilot, dim: int) -> list[str]:
     if pilot.solver_rms > s.allowed:
         notes.append(
             f"the solver's error is {pilot.solver_rms:.4f} bits/dim rms for an image, not the "
-            f"{s.allowed:g} asked for: the field is too rough for {MOST_STEPS} steps"
+            f"{s.allowed:g} asked for: at most {MOST_STEPS} steps are tried, and fewer where the "
+            "field is so rough that more gain little"
         )
     if k > 1 and s.probes:
         inside = pilot.probe_variance if s.fresh_probes else pilot.interaction

@@ -135,6 +135,34 @@ def test_fourier_features_repeat_every_bin_and_every_second_bin(levels):
     torch.testing.assert_close(next_bin[:, slow], -here[:, slow])
 
 
+def test_fourier_features_fade_with_time_and_x_stays():
+    x = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(2, 2, 3)
+    t = torch.tensor([0.0, 0.3], dtype=torch.float64)
+    full, faded = fourier_features(x, 17), fourier_features(x, 17, t, 0.15)
+    torch.testing.assert_close(faded[0], full[0])
+    torch.testing.assert_close(faded[1, :2], full[1, :2])
+    torch.testing.assert_close(faded[1, 2:], full[1, 2:] * math.exp(-4))
+
+
+@pytest.mark.parametrize("fade", [0.0, 0.1])
+def test_a_network_with_fading_features_is_smooth_late_and_sees_bins_early(fade):
+    # How much its output changes when an image moves by half a bin, which turns every wave.
+    networks = [
+        UNet(replace(TINY, fade=fade), seeded()),
+        MLP(MLPConfig(features=6, levels=17, fourier=True, fade=fade), seeded()),
+    ]
+    for net, shape in zip(networks, [(1, 2, 8, 8), (1, 6)], strict=True):
+        torch.manual_seed(0)
+        for weight in net.parameters():
+            weight.data += 0.1 * torch.randn_like(weight)
+        x = torch.rand(shape)
+        moved = [
+            (net(x + 1 / 17, time) - net(x, time) - 1 / 17).abs().max().item()
+            for time in (torch.tensor([0.0]), torch.tensor([0.5]))
+        ]
+        assert (moved[1] < 0.3 * moved[0]) == bool(fade)
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_dropout_drops_independent_entries_at_its_rate_and_keeps_the_mean(layout):
     x = torch.ones(5, 7, 31, 33).contiguous(memory_format=layout)  # 35,805: no multiple of 4

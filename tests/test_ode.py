@@ -119,6 +119,19 @@ def test_calibration_meets_its_tolerance_and_puts_steps_where_it_is_rough() -> N
         assert inside > 0.4  # a fifth of the way
 
 
+def test_calibration_gives_up_early_on_a_field_no_grid_resolves_and_says_by_how_much() -> None:
+    x = torch.linspace(-1, 1, 16, dtype=torch.float64)[:, None]
+
+    def noisy(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        return 0.1 * x, torch.sin(1e6 * x + 1e6 * t)[None, :, 0]
+
+    tuned = calibrate(noisy, x, 0.0, 1.0, lambda z, i: i, 1e-3)
+    assert tuned.nfe < 2000  # going on to 1024 steps would take three times that
+    error = tuned.solver(noisy, x, 0.0, 1.0).integral.square().mean().sqrt().item()  # truth: 1e-6
+    assert tuned.rms_error > 1e-3
+    assert error == pytest.approx(tuned.rms_error, rel=0.7)
+
+
 def test_a_field_that_is_not_finite_is_named_with_its_sample_and_gamma() -> None:
     def broken(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         v, r = pendulum(x, t)

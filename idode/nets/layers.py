@@ -106,16 +106,24 @@ def sinusoid(t: Tensor, width: int) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], dim=1)
 
 
-def fourier_features(x: Tensor, levels: int) -> Tensor:
+def fourier_features(x: Tensor, levels: int, t: Tensor | None = None, fade: float = 0) -> Tensor:
     """``[x | sines | cosines]`` of pi L/2 x and pi L x along axis 1, which grows fivefold.
 
     Their periods are two grey levels and one: without them a network is blind to differences
     as fine as the bins its likelihood is measured in. The two frequencies of one channel stand
     side by side, the order of the published weights.
+
+    Noise wider than a bin leaves nothing to see in them, but a step of the ODE turns them many
+    times, and whatever a network still makes of them roughens its field. With ``fade`` they are
+    multiplied by ``exp(-(t / fade)^2)`` (docs/results/networks.md).
     """
     frequency = math.pi * levels * torch.tensor([0.5, 1.0], dtype=x.dtype, device=x.device)
     angle = (x.unsqueeze(2) * frequency.reshape(-1, *[1] * (x.ndim - 2))).flatten(1, 2)
-    return torch.cat([x, angle.sin(), angle.cos()], dim=1)
+    waves = torch.cat([angle.sin(), angle.cos()], dim=1)
+    if t is not None and fade:
+        strength = torch.exp(-(t / fade).square()).to(x.dtype)
+        waves = waves * strength.reshape(-1, *[1] * (x.ndim - 1))
+    return torch.cat([x, waves], dim=1)
 
 
 class TimeCondition(nn.Module):

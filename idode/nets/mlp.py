@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from idode.errors import InputError
+from idode.fields import at_least, later
 from idode.nets.layers import Dense, TimeCondition, fourier_features, initialise
 
 __all__ = ["MLP", "MLPConfig"]
@@ -26,6 +27,7 @@ class MLPConfig:
         dropout: Rate inside each block, while training.
         fourier: Whether sines and cosines of x are given beside x: for discrete data.
         flag: Whether the augmentation flag is an input.
+        fade: Time by which the sines and cosines have faded to 1/e; 0 keeps them.
     """
 
     features: int
@@ -35,6 +37,7 @@ class MLPConfig:
     dropout: float = 0.0
     fourier: bool = False
     flag: bool = False
+    fade: float = later(0.0)
 
     def __post_init__(self) -> None:
         for name, low in {"features": 1, "levels": 2, "width": 4, "depth": 1}.items():
@@ -44,6 +47,7 @@ class MLPConfig:
             raise InputError(f"width={self.width}: must be even")
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout={self.dropout}: must be at least 0 and less than 1")
+        at_least(self, fade=0)
 
 
 class Layer(nn.Module):
@@ -81,7 +85,9 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor, flag: Tensor | None = None) -> Tensor:
         """``x`` is ``(B, D)``; ``t`` in [0, 1] and ``flag`` in {0, 1} are ``(B,)``."""
-        h = self.dense_in(fourier_features(x, self.config.levels) if self.config.fourier else x)
+        config = self.config
+        h = fourier_features(x, config.levels, t, config.fade) if config.fourier else x
+        h = self.dense_in(h)
         condition = self.time(t, flag)
         for layer in self.layers:
             h = layer(h, condition)

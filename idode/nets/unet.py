@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from idode.errors import InputError
+from idode.fields import at_least, later
 from idode.nets.layers import (
     Attention,
     Conv,
@@ -49,6 +50,7 @@ class UNetConfig:
         patch: Side of the patches folded into channels.
         halvings: How often the way down halves the image, evenly spread over the depth.
         checkpointing: Trade time for memory that grows with the square root of the depth.
+        fade: Time by which the sines and cosines have faded to 1/e; 0 keeps them, as the paper.
     """
 
     channels: int = 3
@@ -63,6 +65,7 @@ class UNetConfig:
     patch: int = 1
     halvings: int = 0
     checkpointing: bool = False
+    fade: float = later(0.0)
 
     def __post_init__(self) -> None:
         least = {"channels": 1, "levels": 2, "width": 4, "depth": 1, "groups": 1, "patch": 1}
@@ -77,6 +80,7 @@ class UNetConfig:
             raise InputError(f"attention={self.attention!r}: must be one of {', '.join(PLACES)}")
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout={self.dropout}: must be at least 0 and less than 1")
+        at_least(self, fade=0)
         if self.halvings > self.depth:
             raise InputError(f"halvings={self.halvings}: must be at most depth={self.depth}")
 
@@ -139,7 +143,8 @@ class UNet(nn.Module):
                 f"images of {x.shape[2]}x{x.shape[3]} pixels: this network needs sides that are "
                 f"multiples of {multiple}; choose a smaller patch or fewer halvings"
             )
-        h = fourier_features(x, self.config.levels) if self.config.fourier else x
+        config = self.config
+        h = fourier_features(x, config.levels, t, config.fade) if config.fourier else x
         h = self.conv_in(F.pixel_unshuffle(h, self.config.patch))
         condition = self.time(t, flag)
         if self.checkpointing and torch.is_grad_enabled():
