@@ -47,8 +47,9 @@ IMAGENET32_OLD = replace(
     train=replace(IMAGENET32.train, batch_size=512),
     finetune=FinetuneConfig(steps=500_000, accumulate=4),
 )
+# Without fading, a short training leaves a field that no solver resolves in sensible time.
 DIGITS_NET = UNetConfig(
-    channels=1, levels=17, width=32, depth=2, attention="none", groups=8, dropout=0.0
+    channels=1, levels=17, width=32, depth=2, attention="none", groups=8, dropout=0.0, fade=0.15
 )
 # Folding patches into channels cost two to three bits/dim at equal compute, and steps counted for
 # more than the size of a batch (docs/results/networks.md).
