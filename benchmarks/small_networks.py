@@ -3,8 +3,9 @@
     python benchmarks/small_networks.py digits --seconds 90 --json FILE
 
 Every candidate trains for the same processor seconds on one thread (its number of steps follows
-from its measured speed), with the learning rate falling to zero at the end, and is judged by the
-SDE bound on held-out images. Candidates differ in width, depth and where the resolution falls.
+from its measured speed), with the learning rate falling to zero at the end, and is judged on
+held-out images by the SDE bound, and by the ODE's value on fewer of them with the evaluations
+that takes. Candidates differ in width, depth and where the resolution falls.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ import argparse
 import json
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from idode.config import Config, fit, override
 from idode.data import Dataset, load
+from idode.likelihood import BitsPerDim, Settings, bits_per_dim
 from idode.presets import PRESETS
-from idode.run import Run
+from idode.run import Run, open_run
 from idode.training import Trainer, joined
 from idode.training.distributed import World
 
@@ -30,6 +32,15 @@ WARM, TIMED = 3, 12  # steps before and while the speed is measured
 
 # width, depth, patch, halvings, learning rate; groups are always eight.
 Candidate = tuple[int, int, int, int, float]
+LARGER: list[Candidate] = [
+    (64, 4, 2, 1, 2e-3),
+    (32, 2, 1, 0, 2e-3),
+    (32, 4, 1, 2, 2e-3),
+    (64, 2, 2, 0, 2e-3),
+    (32, 3, 1, 1, 4e-3),
+    (32, 3, 1, 1, 2e-3),
+    (32, 2, 1, 0, 4e-3),
+]
 CANDIDATES: dict[str, list[Candidate]] = {
     "digits": [
         (32, 2, 1, 0, 4e-3),
@@ -38,20 +49,8 @@ CANDIDATES: dict[str, list[Candidate]] = {
         (24, 3, 1, 0, 4e-3),
         (64, 2, 2, 0, 4e-3),
     ],
-    "fashion-mnist": [
-        (64, 4, 2, 1, 2e-3),
-        (32, 2, 1, 0, 2e-3),
-        (32, 4, 1, 2, 2e-3),
-        (64, 2, 2, 0, 2e-3),
-        (32, 3, 1, 1, 4e-3),
-    ],
-    "cifar10": [
-        (64, 4, 2, 1, 2e-3),
-        (32, 2, 1, 0, 2e-3),
-        (32, 4, 1, 2, 2e-3),
-        (64, 2, 2, 0, 2e-3),
-        (32, 3, 1, 1, 4e-3),
-    ],
+    "fashion-mnist": LARGER,
+    "cifar10": LARGER,
 }
 
 
@@ -65,15 +64,30 @@ def configured(data: str, candidate: Candidate, dataset: Dataset, extra: list[st
     return fit(override(base, settings), dataset.levels, dataset.shape)
 
 
-def trained(config: Config, dataset: Dataset, world: World) -> tuple[float, Trainer, float]:
-    """Train to the end; processor seconds, the trainer, the held-out SDE bound."""
+@dataclass(frozen=True)
+class Outcome:
+    """A training, and how good its model is in bits/dim."""
+
+    seconds: float  # of the processor
+    parameters: int
+    sde: float
+    ode: BitsPerDim | None  # of the first ``images``, if any
+
+
+def trained(config: Config, dataset: Dataset, world: World, images: int = 0) -> Outcome:
+    """Train to the end and measure."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder), config, None)
         run.write_config()
         trainer = Trainer(run, dataset, world)
         began = time.process_time()
         result = trainer.train()
-        return time.process_time() - began, trainer, result.held_out or float("nan")
+        spent, ode = time.process_time() - began, None
+        if images:
+            settings, model = Settings(tolerance=0.02), open_run(folder).model(world.device)
+            ode = bits_per_dim(model, dataset.test[:images], settings, device=world.device)
+        size = sum(p.numel() for p in trainer.state.net.parameters())
+        return Outcome(spent, size, result.held_out or float("nan"), ode)
 
 
 def step_seconds(config: Config, dataset: Dataset, world: World) -> float:
@@ -81,7 +95,7 @@ def step_seconds(config: Config, dataset: Dataset, world: World) -> float:
 
     def short(steps: int) -> float:
         train = replace(config.train, steps=steps, evaluate_count=1)
-        return trained(replace(config, train=train), dataset, world)[0]
+        return trained(replace(config, train=train), dataset, world).seconds
 
     short(WARM)
     return (short(WARM + TIMED) - short(WARM)) / TIMED
@@ -94,11 +108,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=90, help="processor seconds for each")
     parser.add_argument("--only", type=int, nargs="*", help="numbers of candidates, from 0")
     parser.add_argument("--set", action="append", default=[], help="as of `idode train`")
+    parser.add_argument("--images", type=int, default=32, help="of the ODE's value, or 0 [32]")
     parser.add_argument("--json", type=Path, help="append one line for each candidate")
     args = parser.parse_args()
     torch.set_num_threads(1)
     dataset = load(args.data)
-    print("width depth patch halvings    lr  parameters  s/step  steps  bits/dim")
+    print("width depth patch halvings    lr  parameters  s/step  steps     SDE     ODE  NFE")
     with joined("cpu") as world:
         for number, candidate in enumerate(CANDIDATES[args.data]):
             if args.only is not None and number not in args.only:
@@ -107,19 +122,22 @@ def main() -> None:
             pace = step_seconds(config, dataset, world)
             steps = max(1, round(args.seconds / pace))
             config = replace(config, train=replace(config.train, steps=steps))
-            spent, trainer, bits = trained(config, dataset, world)
-            size = sum(p.numel() for p in trainer.state.net.parameters())
+            found = trained(config, dataset, world, args.images)
             width, depth, patch, halvings, lr = candidate
+            ode = "" if found.ode is None else f"{found.ode.mean:8.4f} {found.ode.nfe:4.0f}"
             print(
-                f"{width:5} {depth:5} {patch:5} {halvings:8} {lr:5g} {size:11,} {pace:7.4f} "
-                f"{steps:6} {bits:9.4f}",
+                f"{width:5} {depth:5} {patch:5} {halvings:8} {lr:5g} {found.parameters:11,} "
+                f"{pace:7.4f} {steps:6} {found.sde:7.4f}{ode}",
                 flush=True,
             )
             if args.json is not None:
                 names = ("width", "depth", "patch", "halvings", "lr")
                 line = dict(zip(names, candidate, strict=True)) | {"data": args.data}
-                line |= {"parameters": size, "step_seconds": pace, "steps": steps}
-                line |= {"seconds": spent, "bits": bits, "set": args.set}
+                line |= {"parameters": found.parameters, "step_seconds": pace, "steps": steps}
+                line |= {"seconds": found.seconds, "bits": found.sde, "set": args.set}
+                if found.ode is not None:
+                    solver = found.ode.errors.solver
+                    line |= {"ode": found.ode.mean, "nfe": found.ode.nfe, "solver": solver}
                 with args.json.open("a") as file:
                     file.write(json.dumps(line) + "\n")
 

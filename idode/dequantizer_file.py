@@ -7,21 +7,19 @@ other it would still give a bound, and a worse one than its owner thinks.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-from idode.durable import replace
+from idode.durable import sha256
 from idode.errors import InputError
 from idode.learned import Learned, base
 from idode.model import DiffusionODE
 from idode.nets.bin_flow import BinFlow, BinFlowConfig
-from idode.run import MODEL, Run
+from idode.run import MODEL, Run, save_tensors
 
 __all__ = [
     "DEQUANTIZER",
@@ -65,15 +63,7 @@ def save_dequantizer(path: Path, learned: Learned, name: str, steps: int) -> Non
         "flow": json.dumps(dataclasses.asdict(learned.flow.config)),
         "dequantizer": json.dumps(dataclasses.asdict(stored)),
     }
-    weights = {k: v.detach().cpu().contiguous() for k, v in learned.flow.state_dict().items()}
-    temporary = path / f".{DEQUANTIZER}.tmp"
-    try:
-        save_file(weights, temporary, described)
-        temporary.chmod(0o644)
-        replace(temporary, path / DEQUANTIZER)
-    except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
-        raise InputError(f"cannot write {path / DEQUANTIZER} ({error}): make room") from None
+    save_tensors(path / DEQUANTIZER, learned.flow.state_dict(), described)
 
 
 def load_dequantizer(run: Run, model: DiffusionODE, device: torch.device | str = "cpu") -> Learned:
@@ -107,6 +97,6 @@ def load_dequantizer(run: Run, model: DiffusionODE, device: torch.device | str =
 def digest_of(path: Path) -> str:
     """Of the weights of the run in a folder."""
     try:
-        return hashlib.sha256((path / MODEL).read_bytes()).hexdigest()
+        return sha256(path / MODEL)
     except OSError as error:
         raise InputError(f"{path / MODEL} cannot be read ({error.strerror}): train it") from None

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
-__all__ = ["replace", "sync_folder", "write_atomically"]
+__all__ = ["replace", "sha256", "sync_folder", "write_atomically"]
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal checksum of a file, read in pieces."""
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            total.update(block)
+    return total.hexdigest()
 
 
 def sync_folder(path: Path) -> None:

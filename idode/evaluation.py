@@ -26,8 +26,8 @@ from idode.ode import Adams
 from idode.run import EVALUATIONS, Run, pretrained
 
 __all__ = [
-    "DEQUANTIZATIONS",
     "IMPORTANCES",
+    "PAPER_ROWS",
     "bounds_table",
     "model_digest",
     "open_journal",
@@ -35,13 +35,13 @@ __all__ = [
     "table_rows",
 ]
 
-DEQUANTIZATIONS = ("uniform", "variational", "tn")
+PAPER_ROWS = ("uniform", "variational", "tn")  # of its table of bounds, and the columns
 IMPORTANCES = (1, 5, 20)
 
 
 def table_rows(learned: Learned | None) -> tuple[str, ...]:
     """Dequantizations of the table of bounds: the paper's, and the learned one if there is."""
-    return DEQUANTIZATIONS if learned is None else (*DEQUANTIZATIONS, "learned")
+    return PAPER_ROWS if learned is None else (*PAPER_ROWS, "learned")
 
 
 def bounds_table(

@@ -42,6 +42,7 @@ __all__ = [
     "diffusion_ode",
     "open_run",
     "save_model",
+    "save_tensors",
 ]
 
 SHIPPED = "pretrained:"
@@ -199,16 +200,24 @@ def open_run(path: Path | str) -> Run:
 
 def save_model(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Write ``model.safetensors`` of the run at ``path`` in one atomic step."""
-    temporary = path / f".{MODEL}.tmp"
+    save_tensors(path / MODEL, weights)
+
+
+def save_tensors(
+    file: Path, tensors: Mapping[str, Tensor], described: dict[str, str] | None = None
+) -> None:
+    """Write a safetensors file in one atomic step, with what it says of itself."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     try:
-        save_file(
-            {name: value.detach().cpu().contiguous() for name, value in weights.items()}, temporary
-        )
+        save_file(plain, temporary, described)
         temporary.chmod(0o644)  # as its neighbours, so that a run can be shared
-        replace(temporary, path / MODEL)
+        replace(temporary, file)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
-        raise InputError(f"cannot write {path / MODEL} ({error}): make room and resume") from None
+        raise InputError(
+            f"cannot write {file} ({error}): make room and give the command again"
+        ) from None
 
 
 def _fits(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name: str) -> bool:

@@ -174,6 +174,22 @@ class TestTrain:
         assert (run / "notes.txt").read_text() == "mine"
         assert [p.name for p in (run / "checkpoints").iterdir()] == ["step-000000002"]
 
+    @pytest.mark.parametrize("more", [[], ["--force"], ["--resume"]])
+    def test_a_folder_that_holds_no_run_keeps_what_it_holds(
+        self, tmp_path: Path, spec: str, more: list[str], capsys
+    ) -> None:
+        mine = tmp_path / "project" / "samples" / "mine.png"  # a run has a folder of that name
+        mine.parent.mkdir(parents=True)
+        mine.write_text("")
+        for words in (
+            ["train", "digits", "--data", spec, *tiny.FLAGS, *more],
+            ["finetune", "pretrained:digits", "--steps", "1", *more],
+            *([["import", str(REFERENCE / "tiny.flax"), *more]] if "--resume" not in more else []),
+        ):
+            assert main([*words, "--out", str(tmp_path / "project")]) == 2
+            assert "is not empty and holds no run: give another folder" in refused(capsys)
+        assert list((tmp_path / "project").rglob("*")) == [mine.parent, mine]
+
     def test_resume_takes_new_training_settings_and_no_others(
         self, tmp_path: Path, spec: str, capsys
     ) -> None:

@@ -325,6 +325,31 @@ class TestCommand:
         assert dequantize("pretrained:digits", "--out", str(copy), "--force") == 2
         assert "has another run" in capsys.readouterr().err
 
+    @pytest.mark.parametrize("more", [[], ["--force"]])
+    def test_a_folder_of_other_files_keeps_them(
+        self, run: Path, tmp_path: Path, more: list[str], capsys
+    ) -> None:
+        mine = tmp_path / "model.safetensors"
+        mine.write_text("of another program")
+        assert dequantize(run, "--out", str(tmp_path), *more) == 2
+        error = capsys.readouterr().err
+        assert "is not empty and holds no run: give another folder" in error
+        assert error.count("\n") == 1
+        assert [p.name for p in tmp_path.iterdir()] == [mine.name]
+        assert mine.read_text() == "of another program"
+
+    def test_a_copy_is_a_run_only_once_it_has_its_model(
+        self, run: Path, tmp_path: Path, monkeypatch, capsys
+    ) -> None:
+        def full(path: Path, content: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("idode.durable.write_atomically", full)
+            assert dequantize(run, "--out", str(tmp_path / "copy")) == 2
+        assert "No space left on device): make room" in capsys.readouterr().err
+        assert dequantize(run, "--out", str(tmp_path / "copy")) == 0
+
     def test_an_interrupt_leaves_the_one_that_force_would_replace(
         self, run: Path, tmp_path: Path, monkeypatch, capsys
     ) -> None:

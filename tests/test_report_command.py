@@ -12,8 +12,8 @@ import tiny
 import torch
 
 from idode.cli import main
+from idode.durable import sha256
 from idode.run import Parent, Run, build_net, save_model
-from idode.training.checkpoint import sha256
 
 
 @pytest.fixture

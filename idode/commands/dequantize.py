@@ -74,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _folder(args: argparse.Namespace, opened: Run) -> Path:
     """Where the dequantizer goes, refused before any work is done."""
+    from idode.commands.session import claim
     from idode.dequantizer_file import DEQUANTIZER, digest_of
     from idode.errors import InputError
     from idode.run import CONFIG, SHIPPED
@@ -84,9 +85,9 @@ def _folder(args: argparse.Namespace, opened: Run) -> Path:
             "of it with --out NEW"
         )
     folder: Path = opened.path if args.out is None else args.out
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file: give a folder")
-    if (folder / CONFIG).exists() and digest_of(folder) != digest_of(opened.path):
+    if not (folder / CONFIG).exists():
+        claim(folder, resume=None, force=args.force)
+    elif folder != opened.path and digest_of(folder) != digest_of(opened.path):
         raise InputError(f"{folder} has another run than {opened.path}: give another folder")
     if (folder / DEQUANTIZER).exists() and not args.force:
         raise InputError(f"{folder} has a learned dequantization: replace it by --force")
@@ -94,15 +95,19 @@ def _folder(args: argparse.Namespace, opened: Run) -> Path:
 
 
 def _copy(opened: Run, folder: Path) -> None:
-    """The run's model in another folder; as a file, so that both have the same digest."""
-    import shutil
+    """The run's model in another folder; as a file, so that both have the same digest.
+
+    It comes before what makes the folder a run, which therefore always has one.
+    """
     from dataclasses import replace
 
+    from idode.durable import write_atomically
     from idode.errors import InputError
     from idode.run import MODEL
 
-    replace(opened, path=folder).write_config()
     try:
-        shutil.copyfile(opened.path / MODEL, folder / MODEL)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / MODEL, (opened.path / MODEL).read_bytes())
     except OSError as error:
         raise InputError(f"cannot write {folder / MODEL} ({error.strerror}): make room") from None
+    replace(opened, path=folder).write_config()

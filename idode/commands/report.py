@@ -68,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _before(args: argparse.Namespace, opened: Run) -> Run | None:
     """The run to compare with: the one asked for, else what this one was fine-tuned from."""
+    from idode.durable import sha256
     from idode.errors import InputError
     from idode.run import MODEL, open_run
-    from idode.training.checkpoint import sha256
 
     if args.before is not None:
         return open_run(args.before)

@@ -108,8 +108,8 @@ def needed(out: Path | None) -> Path:
 def claim(path: Path, resume: bool | None, force: bool) -> Run | None:
     """The run in a folder if it is to be resumed; ``None`` if the folder is free for a new one.
 
-    A folder that holds anything is refused unless ``force`` says to replace the run in it.
-    ``resume`` is ``None`` for a command that cannot.
+    A folder that holds anything is refused unless ``force`` says to replace the run in it; one
+    that holds something else is refused even so. ``resume`` is ``None`` for a command that cannot.
     """
     if resume and force:
         raise InputError("--resume goes on with a run and --force replaces it: give one of them")
@@ -118,7 +118,10 @@ def claim(path: Path, resume: bool | None, force: bool) -> Run | None:
     if resume and (path / CONFIG).exists():
         return open_run(path)
     # Hidden files are what a process killed at its start leaves behind.
-    if not force and path.exists() and any(not p.name.startswith(".") for p in path.iterdir()):
+    filled = path.exists() and any(not p.name.startswith(".") for p in path.iterdir())
+    if filled and not (path / CONFIG).exists():
+        raise InputError(f"{path} is not empty and holds no run: give another folder")
+    if filled and not force:
         further = "" if resume is None else "go on with the run in it by --resume, "
         raise InputError(
             f"{path} is not empty: {further}replace the run in it by --force, or give another "
@@ -128,8 +131,11 @@ def claim(path: Path, resume: bool | None, force: bool) -> Run | None:
 
 
 def clear(path: Path) -> None:
-    """Remove the run in a folder, and nothing that idode did not write."""
-    for target in (path / name for name in OURS):
+    """Remove the run in a folder, and nothing that idode did not write.
+
+    What makes it a run goes last: killed on the way, the rest can still be replaced.
+    """
+    for target in (path / name for name in reversed(OURS)):
         if target.is_dir():
             shutil.rmtree(target)
         else:

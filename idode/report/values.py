@@ -15,7 +15,7 @@ from torch import Tensor
 
 from idode import likelihood
 from idode.errors import InputError
-from idode.evaluation import DEQUANTIZATIONS, IMPORTANCES
+from idode.evaluation import IMPORTANCES, PAPER_ROWS
 from idode.model import DiffusionODE
 from idode.ode import GRADED, Adams
 from idode.pilot import Pilot, tune
@@ -91,7 +91,7 @@ def bounds(solve: Engine, pixels: Tensor) -> tuple[Value, ...]:
     """The paper's table: three dequantizations by K; one value for continuous data."""
     if solve.model.levels is None:
         return solve.values(pixels, solve.settings, (1,))
-    chosen = (replace(solve.settings, dequantization=name) for name in DEQUANTIZATIONS)
+    chosen = (replace(solve.settings, dequantization=name) for name in PAPER_ROWS)
     return tuple(value for s in chosen for value in solve.values(pixels, s, IMPORTANCES))
 
 

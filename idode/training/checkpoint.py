@@ -11,7 +11,6 @@ folder called ``step-...`` is complete; the checksum catches what the disk does 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -23,10 +22,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from idode.durable import sync_folder, write_atomically
+from idode.durable import sha256, sync_folder, write_atomically
 from idode.errors import InputError
 
-__all__ = ["Manifest", "load_latest", "save", "sha256", "steps"]
+__all__ = ["Manifest", "load_latest", "save", "steps"]
 
 STATE, MANIFEST = "state.safetensors", "manifest.json"
 PREFIX, UNFINISHED, DOOMED = "step-", ".new-", ".old-"
@@ -130,12 +129,3 @@ def _held_out(path: Path) -> float | None:
         return read_manifest(path).held_out
     except (OSError, ValueError, TypeError):
         return None
-
-
-def sha256(path: Path) -> str:
-    """Hexadecimal checksum of a file, read in pieces."""
-    total = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            total.update(block)
-    return total.hexdigest()
