@@ -124,14 +124,22 @@ class Run:
         """The averaged weights by name, on the CPU."""
         file = self.path / MODEL
         if not file.exists():
-            raise InputError(
-                f"{self.path} has no {MODEL} yet: go on with the command that began it, and "
-                "--resume, to its first checkpoint"
-            )
+            raise InputError(f"{self.path} has no {MODEL}: {self._without_model()}")
         try:
             return load_file(file)
         except (OSError, SafetensorError) as error:
             raise InputError(f"{file} cannot be read ({error}): get or train it again") from None
+
+    def _without_model(self) -> str:
+        """Why there is none, and the command that makes it."""
+        resume = f"`idode train --resume --out {self.path}`"
+        if any(self.checkpoints.glob("step-*")):
+            return f"write it again from the last checkpoint by {resume}"
+        if self.config.name.startswith("import:"):
+            return "it was lost; import it again with --force"
+        if self.parent is not None:
+            resume = f"`idode finetune {self.parent.run} --resume --out {self.path}`"
+        return f"training stopped before its first checkpoint; go on by {resume}"
 
     def net(self) -> UNet | MLP:
         """The trained network on the CPU, in evaluation mode."""

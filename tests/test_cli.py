@@ -108,6 +108,13 @@ class TestFrame:
         assert stop.value.code == 0
         assert f"idode {name}" in capsys.readouterr().out
 
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_every_option_says_what_it_is_in_words(self, name: str) -> None:
+        for action in parser_of(name).actions:
+            assert action.help, action.dest
+            if action.metavar == "RUN" and not action.option_strings:
+                assert action.help == "a run folder, or pretrained:NAME"
+
     def test_an_interrupted_command_exits_with_130(self, monkeypatch, capsys) -> None:
         def interrupted(args: object) -> int:
             raise KeyboardInterrupt
@@ -218,8 +225,8 @@ class TestTrain:
             (["--out", "RUN"], "no preset is given"),
             (["vectors", "--out", "RUN"], "give --data SPEC"),
             (["digits", "--out", "RUN", "--data", "npy:nowhere.npy"], "no file or folder"),
-            (["digits", "--out", "RUN", "--steps", "-3"], "--steps -3: must be 1 or more"),
-            (["digits", "--out", "RUN", "--seed", "-3"], "--seed -3: must be 0 or more"),
+            (["digits", "--out", "RUN", "--steps", "-3"], "--steps: must be at least 1, got -3"),
+            (["digits", "--out", "RUN", "--seed", "-3"], "--seed: must be at least 0, got -3"),
             (["digits", "--out", "RUN", "--set", "train.lr"], "write NAME=VALUE"),
             (["digits", "--out", "RUN", "--device", "toaster"], "--device toaster"),
             (["digits", "--out", "RUN", "--resume", "--force"], "give one of them"),

@@ -110,7 +110,7 @@ class TestCommand:
         ("more", "sentence"),
         [
             (["--steps", "21"], "steps: 10 there, 21 here"),
-            (["--tolerance", "0"], "--tolerance must be above 0"),
+            (["--tolerance", "0"], "--tolerance: must be above 0, got 0"),
             (["--set", "net.width=16"], "settings"),
             (["--data", "digits"], "data"),
             (["--systems", "vdm,tigers"], "no system called 'tigers'"),

@@ -67,7 +67,11 @@ def test_floats_are_vectors_and_kept_as_they_are(tmp_path):
         (np.zeros((20, 3)), "?levels=4", "leave it out"),
         (np.zeros((20, 4, 4), np.uint8), "?levels=1", "2 to 65536"),
         (np.zeros((20, 4, 4), np.uint8), "?test=1.5", "between 0 and 1"),
-        (np.zeros((5, 4, 4), np.uint8), "", "no test samples"),
+        (
+            np.zeros((5, 4, 4), np.uint8),
+            "",
+            "has 5 train and 0 test samples, and both are needed: give at least 10, or 2",
+        ),
         (np.zeros((0, 4, 4), np.uint8), "", "rows of numbers"),
         (np.array(["a"]), "", "rows of numbers"),
         (np.array([{}]), "", "rows of numbers"),
@@ -135,9 +139,9 @@ def test_tables_are_read_with_and_without_header(separator, header, tmp_path):
         ("1,2\n3\n", "line 2 has 1 cells"),
         ("a,b\n1,x\n", "line 2"),
         ("1,2\n" * 12 + "nan,1\n" * 9, "finite"),
-        ("", "no train samples"),
-        ("a,b\n", "no train samples"),
-        ("\x00\xff", "t.csv|no train"),
+        ("", "t.csv holds no samples"),
+        ("a,b\n", "t.csv holds no samples"),
+        ("\x00\xff", "t.csv"),
     ],
 )
 def test_tables_that_are_none_are_refused(text, message, tmp_path):

@@ -328,8 +328,8 @@ def huge():
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "no train samples"),
-        ({"notes.txt": b"hello"}, "no train samples"),
+        ({}, "data holds no samples"),
+        ({"notes.txt": b"hello"}, "data holds no samples"),
         ({"a.png": b"this is text"}, r"a\.png is not a readable image"),
         ({"a.png": png(noise(3, 9, 9))[:120]}, r"a\.png is not a readable image"),
         ({"a.png": b""}, r"a\.png is not a readable image"),
@@ -337,7 +337,10 @@ def huge():
         ({"a.png": png(noise(1, 9, 9)), "b.png": png(noise(3, 9, 9))}, "channels=3"),
         ({"a.png": rgb16()}, "16-bit colour"),
         ({"a.png": huge()}, "60000x60000|not a readable image"),
-        ({"a.png": png(noise(3, 9, 9))}, "no test samples"),
+        (
+            {"a.png": png(noise(3, 9, 9))},
+            "has 1 train and 0 test samples, and both are needed: give at least 10",
+        ),
     ],
 )
 def test_wrong_folders_are_refused(files, message, tmp_path):
@@ -346,3 +349,17 @@ def test_wrong_folders_are_refused(files, message, tmp_path):
     with pytest.raises(InputError, match=message):
         load(f"folder:{tmp_path / 'data'}", tmp_path / "cache")
     assert not list((tmp_path / "cache").rglob("*.npy"))
+
+
+def test_a_broken_picture_is_called_by_the_path_that_was_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos" / "may").mkdir(parents=True)
+    (tmp_path / "photos" / "may" / "a.png").write_bytes(b"no picture")
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
+        archive.writestr("may/a.png", b"no picture")
+    for place, kind in (("photos", "folder"), ("photos.zip", "tar")):
+        with pytest.raises(InputError) as caught:
+            load(f"{kind}:{place}", tmp_path / "cache")
+        assert str(caught.value) == (
+            f"{place}/may/a.png is not a readable image (no known format): remove or replace it"
+        )

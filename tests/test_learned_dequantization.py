@@ -372,7 +372,7 @@ class TestCommand:
         [
             (["nowhere"], "there is no run folder nowhere"),
             (["pretrained:digits"], "give a folder for a copy of it with --out NEW"),
-            (["RUN", "--steps", "0"], "steps must be at least 1, got 0"),
+            (["RUN", "--steps", "0"], "--steps: must be at least 1, got 0"),
             (["RUN", "--data", "digits"], "the model is for data of shape (1, 4, 4)"),
         ],
     )

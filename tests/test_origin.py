@@ -196,12 +196,12 @@ class TestNew:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train", "digits", "--steps", "0"], "--steps 0: must be 1 or more"),
-        (["train", "digits", "--seed", "-1"], "--seed -1: must be 0 or more"),
+        (["train", "digits", "--steps", "0"], "--steps: must be at least 1, got 0"),
+        (["train", "digits", "--seed", "-1"], "--seed: must be at least 0, got -1"),
         (["train", "digits", "--set", "train.steps=0"], "steps=0: must be 1 or more"),
-        (["finetune", "RUN", "--steps", "-2"], "--steps -2: must be 1 or more"),
-        (["finetune", "RUN", "--ratio", "-0.5"], "--ratio -0.5: must be 0 or more"),
-        (["finetune", "RUN", "--probes", "0"], "--probes 0: must be 1 or more"),
+        (["finetune", "RUN", "--steps", "-2"], "--steps: must be at least 1, got -2"),
+        (["finetune", "RUN", "--ratio", "-0.5"], "--ratio: must be at least 0, got -0.5"),
+        (["finetune", "RUN", "--probes", "0"], "--probes: must be at least 1, got 0"),
         (["finetune", "RUN", "--probes", "1", "--unbiased"], "or more, got --probes 1"),
     ],
 )

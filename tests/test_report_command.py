@@ -47,9 +47,9 @@ def test_wrong_input_is_one_sentence_before_any_bar(run: Path, tmp_path: Path, c
     for words, said in (
         ([tmp_path / "none"], "there is no run folder"),
         ([tmp_path / "empty"], "not the folder of a run"),
-        ([tmp_path / "young"], "has no model.safetensors yet"),
+        ([tmp_path / "young"], "has no model.safetensors: training stopped before"),
         ([run, "--before", tmp_path / "none"], "there is no run folder"),
-        ([run, "--before", tmp_path / "young"], "has no model.safetensors yet"),
+        ([run, "--before", tmp_path / "young"], "go on by `idode train --resume"),
         ([run, "--before", "pretrained:digits"], "choose data of its kind"),
         ([run, "--data", "digits"], "choose data of its kind"),
         ([run, "--data", f"folder:{tmp_path / 'pictures'}"], "a.png is not a readable image"),

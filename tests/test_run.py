@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from idode.clocks import ScaledGamma
 from idode.errors import InputError
-from idode.run import Run, build_net, diffusion_ode, open_run, save_model
+from idode.run import Parent, Run, build_net, diffusion_ode, open_run, save_model
 from idode.schedules import start_gamma
 
 
@@ -95,10 +96,23 @@ def test_another_format_and_other_fields_are_refused(run: Run) -> None:
         open_run(run.path)
 
 
-def test_a_run_before_its_first_checkpoint_says_what_to_do(run: Run) -> None:
+def test_a_run_without_its_model_says_the_command_that_makes_it(run: Run) -> None:
+    def said(changed: Run) -> str:
+        with pytest.raises(InputError, match=r"has no model\.safetensors: ") as caught:
+            changed.model()
+        return str(caught.value)
+
     (run.path / "model.safetensors").unlink()
-    with pytest.raises(InputError, match="--resume, to its first checkpoint"):
-        open_run(run.path).model()
+    shutil.rmtree(run.checkpoints, ignore_errors=True)
+    again = f"`idode train --resume --out {run.path}`"
+    assert said(run).endswith(f"training stopped before its first checkpoint; go on by {again}")
+    tuned = dataclasses.replace(run, parent=Parent("pretrained:digits", None, "0" * 64))
+    assert f"`idode finetune pretrained:digits --resume --out {run.path}`" in said(tuned)
+    imported = dataclasses.replace(run.config, name="import:a.flax")
+    assert "import it again" in said(dataclasses.replace(run, config=imported))
+    (run.checkpoints / "step-000000010").mkdir(parents=True)
+    for each in (run, tuned):
+        assert said(each).endswith(f"write it again from the last checkpoint by {again}")
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 64, b"\xff" * 64])

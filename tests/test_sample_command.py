@@ -178,7 +178,7 @@ class TestCommand:
         for place, out, said in (
             (tmp_path / "none", "a.png", "there is no run folder"),
             (tmp_path / "half", "a.png", "not the folder of a run"),
-            (tmp_path / "young", "a.png", "has no model.safetensors yet"),
+            (tmp_path / "young", "a.png", "has no model.safetensors: training stopped before"),
             (tmp_path / "torn", "a.png", "cannot be read"),
             (run, "a.jpeg", "no place for samples"),
             (run, "file", "exists"),

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from idode.commands.parsing import INTERRUPTED, natural, positive
+from idode.commands.parsing import INTERRUPTED, above_zero, natural, positive
 
 if TYPE_CHECKING:
     from idode.commands.progress import Bar
@@ -20,40 +20,70 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode compare``."""
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of it all")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder of all runs and of the table",
+    )
     parser.add_argument(
         "--systems", metavar="A,B,...",
-        help="see `idode train --list` [all but rectified-flow and i-DODE's ablations]",
+        help="which, see `idode train --list` [all but rectified-flow and i-DODE's ablations]",
     )  # fmt: skip
-    parser.add_argument("--seeds", default="0", metavar="0,1,...", help="of training [0]")
     parser.add_argument(
-        "--preset", default="digits", metavar="NAME", help="network and optimisation [digits]"
+        "--seeds",
+        default="0",
+        metavar="0,1,...",
+        help="seeds of training; each system is trained once for each [0]",
     )
-    parser.add_argument("--data", metavar="SPEC", help="a data set [that of the preset]")
-    parser.add_argument("--steps", type=positive, metavar="N", help="for each [the preset's]")
+    parser.add_argument(
+        "--preset",
+        default="digits",
+        metavar="NAME",
+        help="network and optimisation of all systems [digits]",
+    )
+    parser.add_argument(
+        "--data", metavar="SPEC", help="data set, see `idode data list` [the preset's]"
+    )
+    parser.add_argument(
+        "--steps", type=positive, metavar="N", help="training steps of each [the preset's]"
+    )
     parser.add_argument(
         "--finetune", type=natural, default=0, metavar="N",
         help="second-order steps after training, for idode-vp and idode-sp [0]",
     )  # fmt: skip
     parser.add_argument(
-        "--control", action="store_true", help="also those steps without the second order"
+        "--control",
+        action="store_true",
+        help="also --finetune steps without the second order, to compare with",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE",
         help="change a setting of the preset, for all systems; a system's own come after it",
     )  # fmt: skip
     parser.add_argument(
-        "--limit", type=positive, default=128, metavar="N", help="images of the ODE values [128]"
+        "--limit",
+        type=positive,
+        default=128,
+        metavar="N",
+        help="test images of the ODE values [128]",
     )
     parser.add_argument(
-        "--tolerance", type=float, default=0.02, metavar="TOL",
-        help="of those, in bits/dim rms for an image [0.02]",
+        "--tolerance", type=above_zero, default=0.02, metavar="TOL",
+        help="solver error of the ODE values, in bits/dim rms for an image [0.02]",
     )  # fmt: skip
     parser.add_argument(
-        "--samples", type=positive, default=128, metavar="N", help="for NFE and FID [128]"
+        "--samples",
+        type=positive,
+        default=128,
+        metavar="N",
+        help="samples drawn for NFE and FID [128]",
     )
-    parser.add_argument("--device", metavar="DEVICE", help="such as cpu or cuda [cuda if any]")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write compare.json here too")
+    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:1 [cuda if any]")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the figures of DIR/compare.json here too"
+    )
     parser.add_argument("--force", action="store_true", help="begin again, and replace FILE")
     parser.add_argument("--quiet", action="store_true", help="print the tables only")
 

@@ -23,16 +23,19 @@ ACTIONS = ("list", "fetch", "verify", "describe")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode data``."""
-    parser.add_argument("action", choices=ACTIONS)
+    parser.add_argument("action", choices=ACTIONS, help="what to do; all but list need a SPEC")
     parser.add_argument(
         "spec",
         nargs="?",
         metavar="SPEC",
         help="a data set: " + ", ".join(KINDS) + "; the last five as KIND:PATH[?option=value]",
     )
-    parser.add_argument("--root", type=Path, help="folder of prepared data [$IDODE_DATA]")
+    parser.add_argument(
+        "--root", type=Path, metavar="DIR",
+        help="folder of prepared data [$IDODE_DATA, else ~/.cache/idode]",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
-    parser.add_argument("--force", action="store_true", help="replace FILE")
+    parser.add_argument("--force", action="store_true", help="replace FILE of --json")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 

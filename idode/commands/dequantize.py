@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from idode.commands.parsing import INTERRUPTED
+from idode.commands.parsing import INTERRUPTED, RUN, above_zero, natural, positive
 
 if TYPE_CHECKING:
     from idode.run import Run
@@ -17,20 +17,38 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode dequantize``."""
-    parser.add_argument("run", metavar="RUN", help="folder of a trained or imported run")
+    parser.add_argument("run", metavar="RUN", help=RUN)
     parser.add_argument(
-        "--out", type=Path, metavar="NEW", help="put it into a copy of the run [RUN itself]"
+        "--out",
+        type=Path,
+        metavar="NEW",
+        help="folder for a copy of the run that gets it [RUN itself]",
     )
-    parser.add_argument("--data", metavar="SPEC", help="data set [the one of the run]")
     parser.add_argument(
-        "--base", choices=("tn", "uniform"), default="tn", help="where learning starts [tn]"
+        "--data", metavar="SPEC", help="data set, see `idode data list` [that of RUN]"
     )
-    parser.add_argument("--steps", type=int, default=2000, metavar="N", help="of Adam [2000]")
-    parser.add_argument("--batch-size", type=int, default=64, metavar="B", help="images [64]")
-    parser.add_argument("--lr", type=float, default=1e-3, metavar="LR", help="at first [0.001]")
-    parser.add_argument("--seed", type=int, default=0, metavar="S")
-    parser.add_argument("--device", default="cpu", metavar="DEVICE", help="such as cuda [cpu]")
-    parser.add_argument("--force", action="store_true", help="replace the one that is there")
+    parser.add_argument(
+        "--base",
+        choices=("tn", "uniform"),
+        default="tn",
+        help="the noise that learning starts from: truncated normal or uniform [tn]",
+    )
+    parser.add_argument(
+        "--steps", type=positive, default=2000, metavar="N", help="optimiser steps [2000]"
+    )
+    parser.add_argument(
+        "--batch-size", type=positive, default=64, metavar="B", help="images in a step [64]"
+    )
+    parser.add_argument(
+        "--lr", type=above_zero, default=1e-3, metavar="LR", help="learning rate at first [0.001]"
+    )
+    parser.add_argument(
+        "--seed", type=natural, default=0, metavar="S", help="seed of everything random [0]"
+    )
+    parser.add_argument("--device", default="cpu", metavar="DEVICE", help="cpu or cuda [cpu]")
+    parser.add_argument(
+        "--force", action="store_true", help="replace the dequantizer that the run has"
+    )
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 

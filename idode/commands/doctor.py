@@ -24,8 +24,8 @@ PACKAGES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode doctor``."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here too")
-    parser.add_argument("--force", action="store_true", help="replace FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--force", action="store_true", help="replace FILE of --json")
 
 
 def run(args: argparse.Namespace) -> int:

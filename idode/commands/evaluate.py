@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from idode.commands.parsing import INTERRUPTED
+from idode.commands.parsing import INTERRUPTED, RUN, above_zero, natural, positive
 
 if TYPE_CHECKING:
     import torch
@@ -26,40 +26,82 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode evaluate``."""
-    parser.add_argument("run", metavar="RUN", help="folder of a trained or imported run")
-    parser.add_argument("--data", metavar="SPEC", help="data set [the one of the run]")
-    parser.add_argument("--split", choices=("test", "train"), default="test")
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N images")
+    parser.add_argument("run", metavar="RUN", help=RUN)
+    parser.add_argument(
+        "--data", metavar="SPEC", help="data set, see `idode data list` [that of RUN]"
+    )
+    parser.add_argument(
+        "--split", choices=("test", "train"), default="test", help="part of the data set [test]"
+    )
+    parser.add_argument(
+        "--limit", type=positive, metavar="N", help="only the first N images [all]"
+    )
+    _add_estimate_arguments(parser)
+    parser.add_argument(
+        "--bounds", action="store_true",
+        help="the paper's table: three dequantizations by K = 1, 5, 20",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch-size", type=positive, default=64, metavar="B", help="images solved together [64]"
+    )
+    parser.add_argument("--device", default="cpu", metavar="DEVICE", help="cpu or cuda [cpu]")
+    parser.add_argument(
+        "--journal", type=Path, metavar="FILE",
+        help="where finished batches are kept, to go on after an interruption "
+        "[in RUN/evaluations]",
+    )  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
+    parser.add_argument("--force", action="store_true", help="replace FILE of --json")
+    parser.add_argument("--quiet", action="store_true", help="print the table only")
+
+
+def _add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
+    """How the numbers are made."""
     parser.add_argument(
         "--dequantization", metavar="NAME",
         choices=("tn", "uniform", "variational", "learned", "none"),
-        help="tn, uniform, variational, learned (by idode dequantize), or none for continuous "
-        "data [tn]",
+        help="how integers become states: tn (truncated normal), uniform, variational, learned "
+        "(by idode dequantize), or none for continuous data [tn]",
     )  # fmt: skip
-    parser.add_argument("--importance", type=int, default=1, metavar="K", help="draws [1]")
-    parser.add_argument("--closed-form", action="store_true", help="the paper's K = 1 estimate")
-    parser.add_argument("--repeats", type=int, default=1, metavar="R", help="repetitions [1]")
-    parser.add_argument("--probes", type=int, default=1, metavar="N", help="probes; 0: exact [1]")
     parser.add_argument(
-        "--fresh-probes", action="store_true", help="a new probe for each of the K draws"
-    )
-    parser.add_argument("--solver", choices=("adams", "dopri5"), default="adams")
-    parser.add_argument(
-        "--tolerance", type=float, metavar="TOL", help="[adams 0.005 bits/dim rms, dopri5 1e-5]"
-    )
-    parser.add_argument("--start", type=float, metavar="GAMMA", help="where pixels enter")
-    parser.add_argument("--draws", type=int, default=16, metavar="N", help="of the SDE bound [16]")
-    parser.add_argument("--bounds", action="store_true", help="the paper's table of bounds")
-    parser.add_argument("--seed", type=int, default=0, metavar="S")
-    parser.add_argument("--batch-size", type=int, default=64, metavar="B")
-    parser.add_argument("--device", default="cpu", metavar="DEVICE", help="such as cuda [cpu]")
-    parser.add_argument(
-        "--journal", type=Path, metavar="FILE",
-        help="where finished batches are kept, to go on after an interruption [RUN/evaluations]",
+        "--importance", type=positive, default=1, metavar="K",
+        help="importance samples of the noise for each image; more give a tighter bound [1]",
     )  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here too")
-    parser.add_argument("--force", action="store_true", help="replace FILE")
-    parser.add_argument("--quiet", action="store_true", help="print the table only")
+    parser.add_argument(
+        "--closed-form", action="store_true",
+        help="the paper's estimate for K = 1, with the entropy of the noise as a formula",
+    )  # fmt: skip
+    parser.add_argument(
+        "--repeats", type=positive, default=1, metavar="R",
+        help="independent repetitions for each image, averaged [1]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--probes", type=natural, default=1, metavar="N",
+        help="Hutchinson probes for each divergence; 0 is exact and slow [1]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fresh-probes", action="store_true", help="a new probe for each of the K samples"
+    )
+    parser.add_argument(
+        "--solver", choices=("adams", "dopri5"), default="adams",
+        help="adams on a calibrated grid, or the paper's adaptive dopri5 [adams]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tolerance", type=above_zero, metavar="TOL",
+        help="of the solver: adams in bits/dim, rms for an image [0.005]; dopri5 relative and "
+        "absolute [1e-5]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--start", type=float, metavar="GAMMA",
+        help="noise level where pixels enter the clock [follows from the dequantization]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--draws", type=positive, default=16, metavar="N",
+        help="noise levels for each image of the SDE bound, an even number [16]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seed", type=natural, default=0, metavar="S", help="seed of all noise [0]"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -141,10 +183,7 @@ def _write(
 def _data(args: argparse.Namespace, opened: Run) -> tuple[Split, Identity]:
     """The images to evaluate."""
     from idode.commands.matching import data_for
-    from idode.errors import InputError
 
-    if args.limit is not None and args.limit < 1:
-        raise InputError(f"--limit must be at least 1, got {args.limit}")
     data = data_for(opened, args.data)
     return getattr(data, args.split)[: args.limit], data.identity
 
@@ -195,7 +234,7 @@ def _settings(args: argparse.Namespace, levels: int | None) -> Settings:
     if levels is not None and args.dequantization == "none":
         raise InputError("--dequantization none is for continuous data: choose tn or another")
     if levels is not None and (args.draws < 2 or args.draws % 2):
-        raise InputError(f"--draws must be even and at least 2, got {args.draws}")
+        raise InputError(f"--draws: must be even and at least 2, got {args.draws}")
 
     return Settings(
         dequantization=args.dequantization or ("none" if levels is None else "tn"),

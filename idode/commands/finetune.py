@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from idode.commands.parsing import RUN, not_negative, positive
+
 __all__ = ["add_arguments", "run"]
 
 
@@ -12,14 +14,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode finetune``."""
     from idode.commands.session import add_training_arguments
 
-    parser.add_argument("run", type=Path, metavar="RUN", help="the trained run to start from")
-    parser.add_argument("--data", metavar="SPEC", help="a data set [that of the run]")
+    parser.add_argument("run", type=Path, metavar="START", help=f"what to start from: {RUN}")
     parser.add_argument(
-        "--ratio", type=float, metavar="R", help="weight of the second-order term [0.1]"
+        "--data", metavar="SPEC", help="data set, see `idode data list` [that of START]"
     )
-    parser.add_argument("--probes", type=int, metavar="N", help="probes for each sample [1]")
     parser.add_argument(
-        "--unbiased", action="store_true", help="square by two different probes [2 of them]"
+        "--ratio", type=not_negative, metavar="R", help="weight of the second-order term [0.1]"
+    )
+    parser.add_argument(
+        "--probes", type=positive, metavar="N", help="Hutchinson probes for each sample [1]"
+    )
+    parser.add_argument(
+        "--unbiased", action="store_true", help="square by two different probes, at least 2"
     )
     add_training_arguments(parser)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from idode.commands.parsing import positive
+
 __all__ = ["add_arguments", "run"]
 
 # The clock of every published U-Net, whatever noise schedule was learned beside it.
@@ -13,10 +15,17 @@ GAMMAS = (-13.3, 5.0)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode import``."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="such as ckpt-6000000.flax")
-    parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="folder of the run")
     parser.add_argument(
-        "--schedule", default="vp", metavar="NAME", help="vp or sp, as it was trained [vp]"
+        "file", type=Path, metavar="FILE", help="checkpoint, such as ckpt-6000000.flax"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="RUN", help="folder of the new run"
+    )
+    parser.add_argument(
+        "--schedule",
+        default="vp",
+        metavar="NAME",
+        help="schedule it was trained with, vp or sp [vp]",
     )
     parser.add_argument(
         "--predictor",
@@ -24,11 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="what the network predicts; noise for plain VDM [normalized-velocity]",
     )
-    parser.add_argument("--raw", action="store_true", help="the weights without averaging")
-    parser.add_argument("--data", metavar="SPEC", help="what it was trained on [unknown]")
-    parser.add_argument("--levels", type=int, default=256, help="grey levels of a pixel [256]")
-    parser.add_argument("--size", type=int, default=32, help="side of an image in pixels [32]")
-    parser.add_argument("--force", action="store_true", help="replace the run that is there")
+    parser.add_argument(
+        "--raw", action="store_true", help="the last weights, not the averaged ones"
+    )
+    parser.add_argument("--data", metavar="SPEC", help="data set it was trained on [unknown]")
+    parser.add_argument(
+        "--levels", type=positive, default=256, metavar="N", help="levels of a pixel [256]"
+    )
+    parser.add_argument(
+        "--size", type=positive, default=32, metavar="N", help="side of an image in pixels [32]"
+    )
+    parser.add_argument("--force", action="store_true", help="replace the run in that folder")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 

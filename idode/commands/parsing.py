@@ -8,14 +8,26 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from idode.errors import InputError
 
-__all__ = ["COMMANDS", "INTERRUPTED", "Parser", "natural", "parser_of", "positive"]
+__all__ = [
+    "COMMANDS",
+    "INTERRUPTED",
+    "RUN",
+    "Parser",
+    "above_zero",
+    "natural",
+    "not_negative",
+    "parser_of",
+    "positive",
+]
 
 INTERRUPTED = 130  # the exit code after Ctrl-C, as of a shell
+RUN = "a run folder, or pretrained:NAME"  # the help of every argument that takes one
 
 COMMANDS: dict[str, tuple[str, str]] = {  # name: (module, what it does)
     "data": ("idode.commands.data", "list, fetch, verify and describe data sets"),
@@ -101,6 +113,32 @@ def _whole(text: str, least: int) -> int:
         raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
     if value >= 2**63:
         raise argparse.ArgumentTypeError(f"must be below 2^63, got {value}")
+    return value
+
+
+def above_zero(text: str) -> float:
+    """A finite number above 0."""
+    value = _real(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return value
+
+
+def not_negative(text: str) -> float:
+    """A finite number that may be zero."""
+    value = _real(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {text}")
+    return value
+
+
+def _real(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"must be a finite number, got {text!r}")
     return value
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from idode.commands.parsing import natural, positive
+from idode.commands.parsing import RUN, natural, positive
 
 if TYPE_CHECKING:
     from idode.report import Effort, Measurements
@@ -18,24 +18,35 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode report``."""
-    parser.add_argument("run", metavar="RUN", help="folder of a trained run, or pretrained:NAME")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="[RUN/report]")
-    parser.add_argument("--data", metavar="SPEC", help="a data set [the one of the run]")
+    parser.add_argument("run", metavar="RUN", help=RUN)
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="folder of the report [RUN/report]"
+    )
+    parser.add_argument(
+        "--data", metavar="SPEC", help="data set, see `idode data list` [that of RUN]"
+    )
     parser.add_argument(
         "--before",
         metavar="RUN",
-        help="a run to compare with [the one it was fine-tuned from, if still there]",
+        help="the run it was fine-tuned from, to compare with [as recorded, if still there]",
     )
     parser.add_argument(
-        "--limit", type=positive, metavar="N", help="images of the table of bounds [6]"
+        "--limit",
+        type=positive,
+        metavar="N",
+        help="test images of the table of bounds [6, with --full 64]",
     )
     parser.add_argument(
         "--full", action="store_true", help="the paper's numbers of draws, more images; far longer"
     )
-    parser.add_argument("--seed", type=natural, default=0, metavar="S", help="of all noise [0]")
-    parser.add_argument("--device", default="cpu", metavar="DEVICE", help="such as cuda [cpu]")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here too")
-    parser.add_argument("--force", action="store_true", help="replace the report that is there")
+    parser.add_argument(
+        "--seed", type=natural, default=0, metavar="S", help="seed of all noise [0]"
+    )
+    parser.add_argument("--device", default="cpu", metavar="DEVICE", help="cpu or cuda [cpu]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
+    parser.add_argument(
+        "--force", action="store_true", help="replace the report in FOLDER, and FILE"
+    )
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from idode.commands.parsing import INTERRUPTED, natural, positive
+from idode.commands.parsing import INTERRUPTED, RUN, natural, positive
 
 if TYPE_CHECKING:
     import torch
@@ -25,10 +25,10 @@ SOLVERS = ("dopri5", "adams", "dpm", "ancestral")  # of idode.sampling, which he
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode sample``."""
+    parser.add_argument("run", metavar="RUN", help=RUN)
     parser.add_argument(
-        "run", metavar="RUN", help="folder of a trained or imported run, or pretrained:NAME"
+        "--count", type=positive, default=64, metavar="N", help="how many samples [64]"
     )
-    parser.add_argument("--count", type=positive, default=64, metavar="N", help="samples [64]")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="OUT",
         help="FILE.png for a grid, FILE.npz for arrays, or a folder for one PNG each",
@@ -39,22 +39,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--steps", type=positive, metavar="N",
-        help="of the solver [adams calibrates its own, ancestral 500, dpm 20]",
+        help="solver steps [dpm 20, ancestral 500; adams calibrates its own, dopri5 adapts]",
     )  # fmt: skip
-    parser.add_argument("--seed", type=natural, default=0, metavar="S", help="of all noise [0]")
     parser.add_argument(
-        "--likelihood", action="store_true", help="also the log-likelihood of each sample"
+        "--seed", type=natural, default=0, metavar="S", help="seed of all noise [0]"
     )
     parser.add_argument(
-        "--fid", action="store_true", help="also the Fréchet distance to the training data"
+        "--likelihood",
+        action="store_true",
+        help="also the bits/dim of each sample, from the same solve",
     )
-    parser.add_argument("--data", metavar="SPEC", help="data set for --fid [that of the run]")
     parser.add_argument(
-        "--batch-size", type=positive, default=64, metavar="B", help="drawn together [64]"
+        "--fid", action="store_true", help="also the Fréchet distance (FID) to the training split"
     )
-    parser.add_argument("--device", metavar="DEVICE", help="such as cpu or cuda [cuda if any]")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
-    parser.add_argument("--force", action="store_true", help="replace what is there")
+    parser.add_argument("--data", metavar="SPEC", help="data set for --fid [that of RUN]")
+    parser.add_argument(
+        "--batch-size", type=positive, default=64, metavar="B", help="samples drawn together [64]"
+    )
+    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:1 [cuda if any]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
+    parser.add_argument(
+        "--force", action="store_true", help="replace OUT and FILE where they exist"
+    )
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 

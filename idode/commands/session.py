@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from idode.commands.parsing import INTERRUPTED
+from idode.commands.parsing import INTERRUPTED, natural, positive
 from idode.commands.progress import Bar
 from idode.config import Config, fit, from_json, override, to_json
 from idode.data import load, same_data
@@ -53,21 +53,29 @@ FLAGS = ("steps", "seed", "ratio", "probes")  # that stand for a setting of the 
 
 def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of every command that trains."""
-    parser.add_argument("--out", type=Path, metavar="RUN", help="folder of the run")
-    parser.add_argument("--steps", type=int, metavar="N", help="optimiser steps")
-    parser.add_argument("--seed", type=int, metavar="S", help="of everything random")
+    parser.add_argument("--out", type=Path, metavar="RUN", help="folder of the new run")
+    parser.add_argument(
+        "--steps", type=positive, metavar="N", help="optimiser steps in all [the preset's]"
+    )
+    parser.add_argument(
+        "--seed", type=natural, metavar="S", help="seed of everything random [the preset's]"
+    )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="change a setting, such as train.lr=1e-3 or net.width=64; --dry-run shows all",
+        help="change any setting, such as train.lr=1e-3 or net.width=64; --dry-run lists them",
     )
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    parser.add_argument("--force", action="store_true", help="replace the run that is there")
-    parser.add_argument("--dry-run", action="store_true", help="print the settings and stop")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the last checkpoint in RUN"
+    )
+    parser.add_argument("--force", action="store_true", help="replace the run in that folder")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print all settings as JSON and stop"
+    )
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    parser.add_argument("--device", metavar="DEVICE", help="such as cpu or cuda [cuda if any]")
+    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:1 [cuda if any]")
 
 
 @contextmanager

@@ -11,12 +11,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode train``."""
     from idode.commands.session import add_training_arguments
 
-    parser.add_argument("preset", nargs="?", metavar="PRESET", help="see --list")
+    parser.add_argument(
+        "preset", nargs="?", metavar="PRESET", help="network and settings; --list shows them"
+    )
     parser.add_argument(
         "--list", action="store_true", help="list the presets and the systems, and stop"
     )
-    parser.add_argument("--system", metavar="NAME", help="train another system, see --list")
-    parser.add_argument("--data", metavar="SPEC", help="a data set, see `idode data list`")
+    parser.add_argument(
+        "--system",
+        metavar="NAME",
+        help="objective and schedule of a named system, see --list [i-DODE]",
+    )
+    parser.add_argument(
+        "--data", metavar="SPEC", help="data set, see `idode data list` [the preset's]"
+    )
     add_training_arguments(parser)
 
 

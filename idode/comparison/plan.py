@@ -58,9 +58,9 @@ class Effort:
     def __post_init__(self) -> None:
         for name, least in (("limit", 1), ("draws", 2), ("samples", 2)):
             if getattr(self, name) < least:
-                raise InputError(f"--{name} must be at least {least}, got {getattr(self, name)}")
+                raise InputError(f"--{name}: must be at least {least}, got {getattr(self, name)}")
         if not 0 < self.tolerance < math.inf:
-            raise InputError(f"--tolerance must be above 0, got {self.tolerance}")
+            raise InputError(f"--tolerance: must be above 0, got {self.tolerance}")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Plan:
                 "in --systems"
             )
         if self.finetune < 0:
-            raise InputError(f"--finetune must be 0 or more steps, got {self.finetune}")
+            raise InputError(f"--finetune: must be at least 0, got {self.finetune}")
         if self.control and not self.finetune:
             raise InputError("--control is for a second stage: give its steps with --finetune N")
 

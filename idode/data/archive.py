@@ -48,7 +48,7 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 @dataclass(frozen=True)
 class Member:
-    """One file: its path inside the folder or archive, its declared size, its bytes.
+    """One file: its path inside the folder or archive, its declared size, its bytes, and where.
 
     The stream is valid until the next member is asked for.
     """
@@ -56,6 +56,12 @@ class Member:
     name: str
     size: int
     stream: IO[bytes]
+    place: Path | None = None  # the folder or archive, as it was given
+
+    @property
+    def shown(self) -> str:
+        """How to call it to whoever gave the place."""
+        return self.name if self.place is None else str(self.place / self.name)
 
     @property
     def stem(self) -> str:
@@ -66,7 +72,7 @@ class Member:
         """All bytes, refused if they are more than ``limit`` or fewer than declared."""
         if self.size > limit:
             raise InputError(
-                f"{self.name} declares {self.size} bytes where at most {limit} can be right: "
+                f"{self.shown} declares {self.size} bytes where at most {limit} can be right: "
                 "get the file again"
             )
         return self.take(self.size)
@@ -76,9 +82,9 @@ class Member:
         try:
             data = self.stream.read(count)
         except BROKEN as error:
-            raise InputError(f"{self.name} cannot be read ({error}): get it again") from error
+            raise InputError(f"{self.shown} cannot be read ({error}): get it again") from error
         if len(data) < count:
-            raise InputError(f"{self.name} is cut short: get it again")
+            raise InputError(f"{self.shown} is cut short: get it again")
         return data
 
 
@@ -92,7 +98,7 @@ def folder_members(path: Path) -> Iterator[Member]:
     files = {p.relative_to(path).as_posix(): p for p in path.rglob("*") if p.is_file()}
     for name in sorted(filter(visible, files), key=natural):
         with files[name].open("rb") as stream:
-            yield Member(name, files[name].stat().st_size, stream)
+            yield Member(name, files[name].stat().st_size, stream, path)
 
 
 def tar_members(path: Path) -> Iterator[Member]:
@@ -103,7 +109,7 @@ def tar_members(path: Path) -> Iterator[Member]:
             if info.isreg() and not info.issparse() and visible(name):
                 stream = archive.extractfile(info)
                 assert stream is not None
-                yield Member(name, info.size, stream)
+                yield Member(name, info.size, stream, path)
 
 
 def open_packed(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
@@ -122,7 +128,7 @@ def zip_members(path: Path) -> Iterator[Member]:
         entries = {i.filename: i for i in archive.infolist() if not i.is_dir()}
         for name in sorted(filter(visible, entries), key=natural):
             with open_packed(archive, name) as stream:
-                yield Member(name, entries[name].file_size, stream)
+                yield Member(name, entries[name].file_size, stream, path)
 
 
 def is_archive(path: Path) -> bool:
@@ -139,7 +145,7 @@ def members(path: Path) -> Iterator[Member]:
             yield from folder_members(path)
         elif not is_archive(path):
             with path.open("rb") as stream:
-                yield Member(path.name, path.stat().st_size, stream)
+                yield Member(path.name, path.stat().st_size, stream, path.parent)
         elif path.suffix.lower() == ".zip":
             yield from zip_members(path)
         else:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from idode.data.archive import Member, members
 from idode.data.chunks import CHUNK_ROWS, Chunks, SplitName, held_out
@@ -45,6 +45,10 @@ def open_image(data: bytes, name: str) -> Image.Image:
             image.load()
     except InputError:
         raise
+    except UnidentifiedImageError:  # whose own text is the address of an object
+        raise InputError(
+            f"{name} is not a readable image (no known format): remove or replace it"
+        ) from None
     # Pillow's decoders raise whatever a broken file leads them to: all of it is the file's fault.
     except Exception as error:
         raise InputError(
@@ -86,17 +90,17 @@ def decode_all(
     """Names and equal images ``(C, H, W)``; the first says how many channels unless told."""
     first: NDArray[Any] | None = None
     for member in files:
-        pixels = decode(member.read(MAX_FILE_BYTES), member.name, size)
+        pixels = decode(member.read(MAX_FILE_BYTES), member.shown, size)
         wanted = channels or (len(pixels) if first is None else len(first))
         if len(pixels) > wanted:
             raise InputError(
-                f"{member.name} is in colour and the images before it are grey: add channels=3"
+                f"{member.shown} is in colour and the images before it are grey: add channels=3"
             )
         pixels = np.repeat(pixels, wanted // len(pixels), axis=0)
         first = pixels if first is None else first
         if (pixels.shape, pixels.dtype) != (first.shape, first.dtype):
             raise InputError(
-                f"{member.name} is {pixels.shape} {pixels.dtype} and the images before it are "
+                f"{member.shown} is {pixels.shape} {pixels.dtype} and the images before it are "
                 f"{first.shape} {first.dtype}: make them equal, or add size=N to scale them"
             )
         yield member.name, pixels

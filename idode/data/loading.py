@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -64,8 +65,14 @@ def load_published(published: Published, source: Path | None, root: Path) -> Dat
             f"{published.name} is not in {root}: {advice}give its official files as "
             f"{published.name}:PATH"
         )
-    chunks = published.read(source)
-    return prepare(chunks, folder, published.name, published.version, check=published.check)
+    return prepare(
+        published.read(source),
+        folder,
+        published.name,
+        published.version,
+        check=published.check,
+        few=f"check that {source} holds its official files",
+    )
 
 
 def fingerprint(spec: Spec, path: Path) -> str:
@@ -91,8 +98,11 @@ def load_file(spec: Spec, root: Path) -> Dataset:
         return open_prepared(folder)
     options = dict(spec.options)
     levels = options.pop("levels", None)
-    chunks = READERS[spec.kind](path, **options)
-    return prepare(chunks, folder, f"{spec.kind}:{path.name}", "user's files", levels)
+    chunks = READERS[spec.kind](spec.path, **options)
+    share = options.get("test", 0.1)
+    enough = f"at least {math.ceil(1 / share)}" if 1e-6 < share < 1 else "more"
+    few = f"give {enough}, or 2 with ?test=0.5"
+    return prepare(chunks, folder, f"{spec.kind}:{path.name}", "user's files", levels, few=few)
 
 
 def load(spec: str, root: Path | None = None) -> Dataset:

@@ -116,7 +116,9 @@ class Writer:
         os.fsync(self.file.fileno())
 
 
-def write_splits(chunks: Chunks, folder: Path, levels: int | None) -> int | None:
+def write_splits(
+    chunks: Chunks, folder: Path, levels: int | None, name: str, few: str
+) -> int | None:
     """Write both ``.npy`` files; returns the number of levels."""
     first: NDArray[Any] | None = None
     with (folder / "train.npy").open("wb") as train, (folder / "test.npy").open("wb") as test:
@@ -131,12 +133,12 @@ def write_splits(chunks: Chunks, folder: Path, levels: int | None) -> int | None
                     "make them equal"
                 )
             writers[split].append(encode(rows, levels))
+        if first is None:
+            raise InputError(f"{name} holds no samples: check the path of --data")
         for split in SPLITS:
-            if first is None or not writers[split].count:
-                raise InputError(
-                    f"no {split} samples were found: check that the path holds the data in its "
-                    "official layout, or that there are enough rows to hold some out"
-                )
+            if not writers[split].count:
+                counts = " and ".join(f"{writers[s].count} {s}" for s in SPLITS)
+                raise InputError(f"{name} has {counts} samples, and both are needed: {few}")
             writers[split].finish(first.shape[1:], first.dtype)
     return levels
 
@@ -148,8 +150,12 @@ def prepare(
     version: str,
     levels: int | None = None,
     check: Callable[[Identity], None] = lambda identity: None,
+    few: str = "give more",
 ) -> Dataset:
-    """Write what a reader yields to ``folder``; ``check`` may refuse it before it appears."""
+    """Write what a reader yields to ``folder``; ``check`` may refuse it before it appears.
+
+    ``few`` is what to do where a split has no samples.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = folder.parent / f".{folder.name}-{uuid.uuid4().hex}"
@@ -159,7 +165,7 @@ def prepare(
             f"cannot write to {folder.parent} ({error.strerror}): set IDODE_DATA to another folder"
         ) from error
     try:
-        levels = write_splits(chunks, scratch, levels)
+        levels = write_splits(chunks, scratch, levels, name, few)
         train, test = (np.load(scratch / f"{s}.npy", mmap_mode="r") for s in SPLITS)
         shape = tuple(train.shape[1:])
         hashed = digest(train, test)
