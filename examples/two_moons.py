@@ -84,15 +84,17 @@ def draw(path: Path, densities: list[Tensor], samples: Tensor, pairs: list[Tenso
             vmax=float(densities[1].max()),
         )  # fmt: skip
         ax.set(title=title, xlabel="x₁", ylabel="x₂")
-    figure.colorbar(shown, ax=axes[1], label="density")
+    figure.colorbar(shown, ax=axes[1], label="density", shrink=0.78)
     axes[2].scatter(*samples.T.numpy(), s=2, alpha=0.5, linewidths=0)
     axes[2].set(title=f"{len(samples)} samples", xlabel="x₁", ylabel="x₂", aspect="equal")
     axes[2].axis(square)
     learned, exact = (log_p.numpy() for log_p in pairs)
     ends = [float(exact.min()), float(exact.max())]
-    axes[3].scatter(exact, learned, s=5, alpha=0.6, linewidths=0)
-    axes[3].plot(ends, ends, color="black", linewidth=0.8)
+    axes[3].scatter(exact, learned, s=5, alpha=0.6, linewidths=0, label="a test point")
+    axes[3].plot(ends, ends, color="black", linewidth=0.8, label="learned = exact")
     axes[3].set(title="test points", xlabel="exact log p (nats)", ylabel="learned log p (nats)")
+    axes[3].set_box_aspect(1)  # as high as the squares beside it
+    axes[3].legend(frameon=False, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 

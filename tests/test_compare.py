@@ -19,6 +19,7 @@ from scipy import stats
 from test_layers import ROOT
 
 from idode.cli import main
+from idode.commands.compare import tables
 from idode.comparison import Bench
 from idode.comparison.curves import Curve, learning_curve
 from idode.comparison.orderings import Claim, claims, student, verdicts
@@ -144,6 +145,19 @@ class TestCommand:
             assert "holds no comparison" in capsys.readouterr().err
         assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
+    def test_the_printed_tables_fit_a_terminal_with_several_seeds(self) -> None:
+        names = ["idode-vp+finetune", "rectified-flow", "vdm"]
+        values = dict.fromkeys(METRICS, 1234.5) | {"sde": 1.8, "tn": 1.7, "uniform": 2.1}
+        found = [
+            Outcome(Entry(*name.partition("+")[:1], seed, name.partition("+")[2]),
+                    {k: v + 0.1 * seed for k, v in values.items()}, {}, None)
+            for name in names for seed in range(3)
+        ]  # fmt: skip
+        printed = tables(rows(names, found))
+        assert max(map(len, printed.splitlines())) <= 100
+        assert "1.900±0.058" in printed
+        assert all(metric.title in printed for metric in METRICS.values())
+
     def test_continuous_data_is_refused(self, tmp_path: Path, capsys) -> None:
         np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=(20, 2)))
         flags = ["--preset", "vectors", "--data", f"npy:{tmp_path / 'v.npy'}"]
@@ -198,7 +212,7 @@ class TestCommand:
         assert "steps_to_baseline" not in found["systems"]["idode-vp+finetune"]["mean"]
 
     def test_another_effort_measures_again_and_trains_nothing(
-        self, spec, done: Path, tmp_path: Path, monkeypatch
+        self, spec, done: Path, tmp_path: Path, monkeypatch, capsys
     ) -> None:
         out = tmp_path / "o"
         shutil.copytree(done, out)
@@ -208,7 +222,12 @@ class TestCommand:
                   and p.is_file()}  # fmt: skip
         monkeypatch.setattr(Trainer, "train", None)
         words = [*command(spec, out, "--systems", "vdm,idode-vp"), "--limit", "3"]
+        words.remove("--quiet")
         assert main(words) == 0
+        told = "2 of 2 runs are measured again (--limit 4 before, 3 now); their training is kept"
+        assert told in capsys.readouterr().err.splitlines()
+        assert main(words) == 0
+        assert "measured again" not in capsys.readouterr().err
         assert {p: p.read_bytes() for p in before} == before
         old, new = value(done), value(out)
         assert (old["plan"]["effort"]["limit"], new["plan"]["effort"]["limit"]) == (4, 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from PIL import Image
 from idode.cli import main
 from idode.coders import coder_bits
 from idode.errors import InputError
-from idode.run import open_run, pretrained
+from idode.run import Parent, open_run, pretrained
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,16 @@ def test_a_table_and_its_json_say_the_same(run: Path, tmp_path: Path, capsys) ->
     assert value["data"]["sha256"][:12] in text
     assert len(result["per_image"]) == value["images"]
     assert np.mean(result["per_image"]) == pytest.approx(result["bits_per_dim"])
+
+
+def test_a_fine_tuned_run_names_its_parent(run: Path, tmp_path: Path, capsys) -> None:
+    tuned = shutil.copytree(run, tmp_path / "tuned")
+    parent = Parent(str(run), 20, "ab" * 32)
+    dataclasses.replace(open_run(tuned), parent=parent).write_config()
+    words = ["--limit", "1", "--tolerance", "0.5", "--quiet", "--json", str(tmp_path / "r.json")]
+    assert main(["evaluate", str(tuned), *words]) == 0
+    assert f"\nfine-tuned from {run} after step 20 (abababababab)\n" in capsys.readouterr().out
+    assert json.loads((tmp_path / "r.json").read_text())["parent"] == dataclasses.asdict(parent)
 
 
 def test_one_image_has_an_error_bar_too(run: Path, tmp_path: Path) -> None:

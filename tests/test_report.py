@@ -20,12 +20,13 @@ from PIL import Image
 from idode import Settings, exact, likelihood
 from idode.cli import main
 from idode.evaluation import IMPORTANCES
-from idode.report import Effort, Measurements, measure, plain, sections
-from idode.report.curves import training_curve
+from idode.report import Effort, Measurements, figures, measure, plain, sections
+from idode.report.curves import TrainingCurve, after, training_curve
 from idode.report.levels import noise_levels
 from idode.report.measurements import STAGES, _Work, densities
+from idode.report.sections import facts
 from idode.report.values import Engine, bounds, engine, uniform_starts
-from idode.run import Run, open_run
+from idode.run import Parent, Run, open_run
 from idode.sampling.task import Task
 from idode.schedules import VariancePreserving, start_gamma
 from idode.starts import search_start
@@ -249,6 +250,28 @@ class TestCurves:
 
     def test_an_imported_model_has_none(self, tmp_path: Path) -> None:
         assert training_curve(tmp_path / "m.jsonl").loss == ()
+
+    def test_fine_tuning_goes_on_where_its_parent_ended(self) -> None:
+        parent = TrainingCurve(((5, 3.0), (20, 2.0)), ((20, 2.1),), ((5, 7.0),))
+        own = TrainingCurve(((5, 1.9), (10, 1.8)), ((10, 1.85),), ())
+        whole = after(parent, own)
+        assert whole.loss == ((5, 3.0), (20, 2.0), (25, 1.9), (30, 1.8))
+        assert whole.held_out == ((20, 2.1), (30, 1.85))
+        assert whole.begun == 20
+        assert after(TrainingCurve((), (), ()), own) == own  # as of a shipped model
+        (axes,) = figures.training(whole).axes
+        labels = [text.get_text() for text in axes.get_legend().get_texts()]
+        assert labels == ["training loss", "SDE bound, test", "fine-tuning"]
+
+    def test_a_report_names_the_parent_and_counts_the_runs_own_steps(self, made: Made) -> None:
+        m, config = made.measurements, open_run(made.path / "run").config
+        assert m.curve.begun == 20  # it was compared with itself
+        assert max(step for step, _ in m.curve.loss) == 40
+        assert facts(m, config)["training"].startswith("20 of 20 steps")
+        assert "fine-tuned from" not in facts(m, config)
+        tuned = replace(m, parent=Parent("runs/first", 20, "ab" * 32))
+        assert facts(tuned, config)["fine-tuned from"] == "runs/first after step 20 (abababababab)"
+        assert plain(tuned)["parent"]["run"] == "runs/first"
 
 
 class TestPage:

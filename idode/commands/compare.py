@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,11 @@ from idode.commands.parsing import INTERRUPTED, above_zero, natural, positive
 if TYPE_CHECKING:
     from idode.commands.progress import Bar
     from idode.comparison import Bench, Comparison, Plan
+    from idode.comparison.table import Row
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "run", "tables"]
+
+VALUES, TIMES = slice(1, 7), slice(7, None)  # columns behind the name of the system
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,6 +111,8 @@ def run(args: argparse.Namespace) -> int:
     for entry in plan.entries():
         bench.result(entry)
     store(out, plan)
+    if not args.quiet:
+        _tell_of_other_effort(bench)
     try:
         _carry_out(bench, args.quiet)
         found = summarise(bench)
@@ -178,6 +184,22 @@ def _clear(out: Path) -> None:
         (out / name).unlink(missing_ok=True)
 
 
+def _tell_of_other_effort(bench: Bench) -> None:
+    """One line where runs are measured again, since they were with other settings."""
+    from dataclasses import asdict
+
+    from idode.comparison.results import measured_with
+
+    wanted = asdict(bench.plan.effort)
+    found = [measured_with(entry.folder(bench.out)) for entry in bench.plan.entries()]
+    others = [asdict(effort) for effort in found if effort not in (None, bench.plan.effort)]
+    if others:
+        names = [name for name in wanted if any(other[name] != wanted[name] for other in others)]
+        changes = ", ".join(f"--{n} {others[0][n]} before, {wanted[n]} now" for n in names)
+        print(f"{len(others)} of {len(found)} runs are measured again ({changes}); their "
+              "training is kept", file=sys.stderr)  # fmt: skip
+
+
 def _carry_out(bench: Bench, quiet: bool) -> None:
     """All runs, each with a line that says where it is."""
     from idode.commands.progress import Bar
@@ -204,13 +226,23 @@ def _carry_out(bench: Bench, quiet: bool) -> None:
             print(f"{place}: {part} failed: {reason}", file=sys.stderr)
 
 
+def tables(rows: Sequence[Row]) -> str:
+    """Values, then times: two tables, neither wider than a terminal; the page has them as one."""
+    from idode.commands.tables import table
+    from idode.comparison.page import HEADER
+
+    lines = [HEADER, *([cell.replace(" ± ", "±") for cell in row.texts()] for row in rows)]
+    parts = [[[line[0], *line[place]] for line in lines] for place in (VALUES, TIMES)]
+    return "\n\n".join(table(header, cells) for header, *cells in parts)
+
+
 def _print(found: Comparison) -> None:
     from idode.commands.tables import table
     from idode.comparison import legend
-    from idode.comparison.page import HEADER, JUDGED
+    from idode.comparison.page import JUDGED
 
     print(f"{found.identity}, {found.steps} steps")
-    print(table(HEADER, [row.texts() for row in found.rows]))
+    print(tables(found.rows) + "\n")
     print("\n".join(legend(found)))
     for row in found.rows:
         for failure in row.failures:

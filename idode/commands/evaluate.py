@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from idode.commands.parsing import INTERRUPTED, RUN, above_zero, natural, positive
+from idode.commands.estimates import add_estimate_arguments
+from idode.commands.parsing import INTERRUPTED, RUN, positive
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=positive, metavar="N", help="only the first N images [all]"
     )
-    _add_estimate_arguments(parser)
+    add_estimate_arguments(parser)
     parser.add_argument(
         "--bounds", action="store_true",
         help="the paper's table: three dequantizations by K = 1, 5, 20",
@@ -53,55 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
     parser.add_argument("--force", action="store_true", help="replace FILE of --json")
     parser.add_argument("--quiet", action="store_true", help="print the table only")
-
-
-def _add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
-    """How the numbers are made."""
-    parser.add_argument(
-        "--dequantization", metavar="NAME",
-        choices=("tn", "uniform", "variational", "learned", "none"),
-        help="how integers become states: tn (truncated normal), uniform, variational, learned "
-        "(by idode dequantize), or none for continuous data [tn]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--importance", type=positive, default=1, metavar="K",
-        help="importance samples of the noise for each image; more give a tighter bound [1]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--closed-form", action="store_true",
-        help="the paper's estimate for K = 1, with the entropy of the noise as a formula",
-    )  # fmt: skip
-    parser.add_argument(
-        "--repeats", type=positive, default=1, metavar="R",
-        help="independent repetitions for each image, averaged [1]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--probes", type=natural, default=1, metavar="N",
-        help="Hutchinson probes for each divergence; 0 is exact and slow [1]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--fresh-probes", action="store_true", help="a new probe for each of the K samples"
-    )
-    parser.add_argument(
-        "--solver", choices=("adams", "dopri5"), default="adams",
-        help="adams on a calibrated grid, or the paper's adaptive dopri5 [adams]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--tolerance", type=above_zero, metavar="TOL",
-        help="of the solver: adams in bits/dim, rms for an image [0.005]; dopri5 relative and "
-        "absolute [1e-5]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--start", type=float, metavar="GAMMA",
-        help="noise level where pixels enter the clock [follows from the dequantization]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--draws", type=positive, default=16, metavar="N",
-        help="noise levels for each image of the SDE bound, an even number [16]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seed", type=natural, default=0, metavar="S", help="seed of all noise [0]"
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -135,11 +87,11 @@ def run(args: argparse.Namespace) -> int:
             except KeyboardInterrupt:
                 return _interrupted(journal.path)
         if world.writes:
-            _print(args, identity, len(results[0].per_image), bound, results)
+            _print(args, opened, identity, len(results[0].per_image), bound, results)
         if not all(result.complete for result in results):
             return _interrupted(journal.path)
         if world.writes:
-            _write(args, identity, bound, results)
+            _write(args, opened, identity, bound, results)
     return 0
 
 
@@ -151,6 +103,7 @@ def _interrupted(journal: Path) -> int:
 
 def _write(
     args: argparse.Namespace,
+    opened: Run,
     identity: Identity,
     bound: SDEBound | None,
     results: list[BitsPerDim],
@@ -163,6 +116,7 @@ def _write(
         return
     value: dict[str, Any] = {
         "run": str(args.run),
+        "parent": None if opened.parent is None else dataclasses.asdict(opened.parent),
         "data": identity.to_json(),
         "split": args.split,
         "images": len(results[0].per_image),
@@ -284,6 +238,7 @@ def _measure(
 
 def _print(
     args: argparse.Namespace,
+    opened: Run,
     identity: Identity,
     images: int,
     bound: SDEBound | None,
@@ -318,6 +273,8 @@ def _print(
              f"{e.probe:.4f}", f"{e.solver:+.4f}", f"{r.nfe:.0f}", f"{r.seconds / n:.3f}"]
         )  # fmt: skip
     print(f"{args.run}: {args.split} split of {identity}, {images} images")
+    if opened.parent is not None:
+        print(f"fine-tuned from {opened.parent}")
     print(table(header, rows))
     print("± is the standard error of the mean; images, noise and probe are its parts, solver a")
     print("likely bias, all in bits/dim.")

@@ -13,7 +13,7 @@ from idode.comparison.plan import Effort, Entry
 from idode.durable import write_atomically
 from idode.errors import InputError
 
-__all__ = ["PARTS", "RESULT", "Result", "read_result", "write_result"]
+__all__ = ["PARTS", "RESULT", "Result", "measured_with", "read_result", "write_result"]
 
 PARTS = ("training", "sde", "ode", "sampling")
 RESULT = "result.json"
@@ -70,12 +70,30 @@ class Result:
 
 def read_result(folder: Path, entry: Entry, effort: Effort) -> Result:
     """The result in a run folder, or a fresh one; of another effort, its training alone."""
+    path, found = folder / RESULT, _stored(folder)
+    if found is None:
+        return Result(entry, effort)
+    if found.entry != entry:
+        raise InputError(
+            f"{path} is of {found.entry.name} seed {found.entry.seed}, not of {entry.name} seed "
+            f"{entry.seed}: remove it to measure again"
+        )
+    return found if found.effort == effort else found.trained(effort)
+
+
+def measured_with(folder: Path) -> Effort | None:
+    """The effort that the values in a run folder were measured with; ``None`` without values."""
+    found = _stored(folder)
+    return None if found is None or not found.values else found.effort
+
+
+def _stored(folder: Path) -> Result | None:
     path = folder / RESULT
     if not path.exists():
-        return Result(entry, effort)
+        return None
     try:
         fields = json.loads(path.read_text())
-        found = Result(
+        return Result(
             **{
                 **fields,
                 "entry": Entry(**fields["entry"]),
@@ -85,12 +103,6 @@ def read_result(folder: Path, entry: Entry, effort: Effort) -> Result:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} cannot be read ({error}): remove it to measure again") from None
-    if found.entry != entry:
-        raise InputError(
-            f"{path} is of {found.entry.name} seed {found.entry.seed}, not of {entry.name} seed "
-            f"{entry.seed}: remove it to measure again"
-        )
-    return found if found.effort == effort else found.trained(effort)
 
 
 def write_result(folder: Path, result: Result) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TrainingCurve", "training_curve"]
+__all__ = ["TrainingCurve", "after", "training_curve"]
 
 Points = tuple[tuple[int, float], ...]
 
@@ -20,6 +20,7 @@ class TrainingCurve:
     loss: Points  # mean over the interval of what is minimised
     held_out: Points  # SDE bound on the test split
     speed: Points  # images a second, mean over the interval; evaluation takes no part
+    begun: int = 0  # the last step of the run this one started from, all before it is that run's
 
 
 def training_curve(metrics: Path) -> TrainingCurve:
@@ -34,8 +35,26 @@ def training_curve(metrics: Path) -> TrainingCurve:
             continue  # torn by the death of its writer
         if isinstance(line, dict) and isinstance(line.get("step"), int):
             lines.append(line)
-    names = ("loss", "held_out", "images_per_second")
-    return TrainingCurve(*(_points(lines, name) for name in names))
+    loss, held_out, speed = (
+        _points(lines, name) for name in ("loss", "held_out", "images_per_second")
+    )
+    return TrainingCurve(loss, held_out, speed)
+
+
+def after(before: TrainingCurve, own: TrainingCurve) -> TrainingCurve:
+    """The curve of a run behind that of the run it started from, with steps counted on."""
+    last = max((step for pairs in (before.loss, before.held_out) for step, _ in pairs), default=0)
+
+    def joined(first: Points, second: Points) -> Points:
+        return (*first, *((last + step, value) for step, value in second))
+
+    return replace(
+        own,
+        loss=joined(before.loss, own.loss),
+        held_out=joined(before.held_out, own.held_out),
+        speed=joined(before.speed, own.speed),
+        begun=last,
+    )
 
 
 def _points(lines: list[dict[str, Any]], name: str) -> Points:

@@ -87,6 +87,8 @@ def training(curve: TrainingCurve) -> Figure:
     if shown:
         low, high = min(shown), max(shown)
         ax.set_ylim(low - 0.05 * (high - low) - 0.01, high + 0.1 * (high - low) + 0.01)
+    if curve.begun:
+        ax.axvline(curve.begun, color=INK, linewidth=0.9, linestyle="--", label="fine-tuning")
     _label(ax, "optimiser step", "bits/dim")
     ax.legend(frameon=False, fontsize=9)
     return figure

@@ -20,11 +20,11 @@ from idode.dequantization import centres
 from idode.errors import InputError
 from idode.model import DiffusionODE
 from idode.pilot import Pilot
-from idode.report.curves import TrainingCurve, training_curve
+from idode.report.curves import TrainingCurve, after, training_curve
 from idode.report.effort import FAST, Effort
 from idode.report.levels import NoiseLevels, noise_levels
 from idode.report.values import Value, bounds, engine, uniform_starts
-from idode.run import Run
+from idode.run import Parent, Run
 from idode.sampling import Samples, sample
 from idode.time_sampling import Adaptive, Designed, TimeDensity, UniformGamma
 from idode.training.checkpoint import load_latest
@@ -68,9 +68,10 @@ class Measurements:
     name: str
     identity: Identity  # of the data it is shown on
     trained_on: Identity | None  # unknown for an imported model
+    parent: Parent | None  # what it was fine-tuned from
     effort: Effort
     parameters: int
-    curve: TrainingCurve
+    curve: TrainingCurve  # behind that of the run before, where one is given
     noise: NoiseLevels
     likelihoods: Likelihoods
     samples: Samples
@@ -117,14 +118,16 @@ def measure(
     if before is not None:
         tell("before")
         smoothness = (work.smoothness(before),)
+    curve = training_curve(run.metrics)
     return Measurements(
         run=run.path,
         name=run.config.name,
         identity=data.identity,
         trained_on=run.identity,
+        parent=run.parent,
         effort=effort,
         parameters=sum(w.numel() for w in run.weights().values()),
-        curve=training_curve(run.metrics),
+        curve=curve if before is None else after(training_curve(before.metrics), curve),
         noise=noise,
         likelihoods=found,
         samples=drawn,

@@ -23,12 +23,15 @@ def facts(m: Measurements, config: Config) -> dict[str, str]:
     """What was trained, on what, and on what it is shown."""
     model, train = config.model, config.train
     last = max((step for step, _ in m.curve.loss), default=None)
-    steps = "unknown" if last is None else f"{last:,} of {train.steps:,}"
+    done = 0 if last is None else max(0, last - m.curve.begun)
+    steps = f"{done:,} of {train.steps:,}" if done else "unknown"
+    origin = {} if m.parent is None else {"fine-tuned from": str(m.parent)}
     trained = {} if m.trained_on in (None, m.identity) else {"trained on": str(m.trained_on)}
     return {
         "preset": m.name,
         "data": str(m.identity),
         **trained,
+        **origin,
         "model": f"{model.schedule} schedule, predicts {model.predictor}, "
         f"{m.parameters:,} parameters",
         "training": f"{steps} steps, batch {train.batch_size}, density "
@@ -91,12 +94,18 @@ def _training(m: Measurements) -> list[Section]:
     if not m.curve.loss:
         return []
     end = f" It ends at {m.curve.held_out[-1][1]:.3f} bits/dim." if m.curve.held_out else ""
+    tuned = (
+        f" Fine-tuning begins at the dashed line, after step {m.curve.begun:,}; what is minimised "
+        "has the second-order term from there on."
+        if m.curve.begun
+        else ""
+    )
     section = Section(
         "training",
         "Training and test curves",
         "Grey: what is minimised, the mean over each interval of training, without the prior and "
         "reconstruction terms. Blue: the variational bound of the SDE on held-out images, of the "
-        f"averaged weights, always with the same noise.{end} Values of the first tenth of "
+        f"averaged weights, always with the same noise.{end}{tuned} Values of the first tenth of "
         "training may lie above the axis.",
         figures.png(figures.training(m.curve)),
     )
