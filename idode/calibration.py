@@ -22,7 +22,7 @@ from idode.ode import GRADED, Adams, Field, Trace, lagrange_weights, uniform_gri
 
 __all__ = ["Calibration", "calibrate"]
 
-MOST_STEPS = 1024
+FIRST, MOST_STEPS = 32, 1024  # a smooth network needs fewer than the first
 SLOW = 1.0  # order of convergence: of a smooth field it is four or so, of a rough one a half
 PATIENCE = 2  # slow refinements before the field is taken for rough
 ORDERS = (3, 4)  # rough fields favour the longer memory, smooth ones the shorter
@@ -64,7 +64,7 @@ def calibrate(
     """
     if not tolerance > 0:
         raise InputError(f"the solver's tolerance must be positive, got {tolerance}")
-    steps = 64
+    steps = FIRST
     orders: tuple[int, ...] = ORDERS
     trace = Adams(uniform_grid(steps)).trace(field, x, start, end)
     best: Calibration | None = None

@@ -133,7 +133,8 @@ def _differences(d: list[Tensor], out: list[Tensor]) -> None:
 
 def _output_tiles(images: Tensor, sums: Tensor, spread: Tensor) -> None:
     """``A y A^T`` but for signs, of ``(n, H, W, O)``, into ``(4, 4, n, H/2, W/2, O)``."""
-    rows = images.unflatten(1, (-1, 2)).movedim(2, 0)  # even and odd ones
+    n, height, width, outputs = images.shape
+    rows = images.view(n, height // 2, 2, width, outputs).movedim(2, 0)  # even and odd ones
     torch.add(rows[0], rows[1], out=sums[0])
     torch.sub(rows[0], rows[1], out=sums[1])
     for source, target in ((rows, spread[0::3]), (sums, spread[1:3])):
