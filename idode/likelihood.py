@@ -37,6 +37,12 @@ class Errors:
     probe: float  # other probes
     solver: float  # mean over the pilot against twice the steps, signed
 
+    def __str__(self) -> str:
+        return (
+            f"images {self.images:.4f}, dequantization {self.dequantization:.4f}, "
+            f"probe {self.probe:.4f}, solver {self.solver:+.4f}"
+        )
+
 
 @dataclass(frozen=True)
 class BitsPerDim:

@@ -20,14 +20,22 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode demo``."""
-    parser.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="[demo]")
     parser.add_argument(
-        "--steps", type=positive, default=1000, metavar="N", help="training [1000]"
+        "--out", type=Path, default=Path("demo"), metavar="DIR", help="folder of it all [demo]"
     )
     parser.add_argument(
-        "--finetune-steps", type=positive, default=60, metavar="N", help="second order [60]"
+        "--steps", type=positive, default=1000, metavar="N", help="steps of training [1000]"
     )
-    parser.add_argument("--limit", type=positive, default=64, metavar="N", help="test images [64]")
+    parser.add_argument(
+        "--finetune-steps",
+        type=positive,
+        default=60,
+        metavar="N",
+        help="steps of second-order fine-tuning [60]",
+    )
+    parser.add_argument(
+        "--limit", type=positive, default=64, metavar="N", help="test images to evaluate [64]"
+    )
     parser.add_argument("--force", action="store_true", help="replace an earlier demo")
     parser.add_argument("--quiet", action="store_true", help="print the story only")
 

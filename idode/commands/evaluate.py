@@ -61,12 +61,15 @@ def run(args: argparse.Namespace) -> int:
     from idode.commands.matching import warn_of_other_data
     from idode.commands.progress import Stages
     from idode.commands.tables import check_output
+    from idode.errors import InputError
     from idode.evaluation import open_journal
     from idode.ledger import Ledger
     from idode.run import open_run
     from idode.training import joined
 
     check_output(args.json, args.force)
+    if args.json is not None and args.json == args.journal:
+        raise InputError(f"--json and --journal are both {args.json}: give them different names")
     opened = open_run(args.run)
     settings = _settings(args, opened.config.model.levels)
     split, identity = _data(args, opened)
