@@ -24,7 +24,7 @@ __all__ = ["Calibration", "calibrate"]
 
 FIRST, MOST_STEPS = 32, 1024  # a smooth network needs fewer than the first
 SLOW = 1.0  # order of convergence: of a smooth field it is four or so, of a rough one a half
-PATIENCE = 2  # slow refinements before the field is taken for rough
+ROUGH = 256  # steps from which slow convergence tells: fewer may just not see a wave yet
 ORDERS = (3, 4)  # rough fields favour the longer memory, smooth ones the shorter
 
 
@@ -68,7 +68,7 @@ def calibrate(
     orders: tuple[int, ...] = ORDERS
     trace = Adams(uniform_grid(steps)).trace(field, x, start, end)
     best: Calibration | None = None
-    spent, patience = len(trace.nodes), PATIENCE
+    spent = len(trace.nodes)
     earlier: Calibration | None = None
     for _ in range(8):
         grid = _grid(_density(trace), steps)
@@ -88,8 +88,7 @@ def calibrate(
         factor = min(2.0, max(0.5, 1.1 * (found.rms_error / tolerance) ** 0.25))
         if (met and factor > 0.7) or steps >= MOST_STEPS:
             break
-        patience -= not met and earlier is not None and _order(earlier, found) < SLOW
-        if patience == 0:
+        if steps >= ROUGH and earlier and not met and _order(earlier, found) < SLOW:
             break
         earlier = found
         steps = min(MOST_STEPS, max(8, round(steps * factor)))

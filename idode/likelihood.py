@@ -306,7 +306,7 @@ def _notes(s: Settings, k: int, pilot: Pilot, dim: int) -> list[str]:
         notes.append(
             f"the solver's error is {pilot.solver_rms:.4f} bits/dim rms for an image, not the "
             f"{s.allowed:g} asked for: at most {MOST_STEPS} steps are tried, and fewer where the "
-            "field is so rough that more gain little"
+            "field is so rough that more gain little; solver dopri5 goes on at any price"
         )
     if k > 1 and s.probes:
         inside = pilot.probe_variance if s.fresh_probes else pilot.interaction

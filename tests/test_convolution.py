@@ -35,6 +35,16 @@ def test_the_gradient_is_that_of_the_convolution(shape):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-10)
 
 
+@pytest.mark.parametrize("images", [1, 2, 3, 6])
+def test_the_gradient_does_not_depend_on_the_pieces_it_is_taken_in(images, monkeypatch):
+    x, _, _, grad = tensors(6, 5, 3, 4, 6)
+    room = images * 4 * 6 * (5 + 3) * 3  # entries of so many images, times the fewer channels
+    monkeypatch.setattr("idode.nets.convolution.ENTRIES", room)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    truth = torch.nn.grad.conv2d_weight(x, (3, 5, 3, 3), grad, padding=1)
+    torch.testing.assert_close(weight_gradient(x, grad), truth)
+
+
 def test_it_is_more_exact_than_the_librarys_in_float32():
     x, weight, _, grad = tensors(16, 64, 64, 32, 32)
     truth = weight_gradient(x, grad)

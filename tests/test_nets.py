@@ -9,7 +9,8 @@ import torch
 from idode.errors import InputError
 from idode.flax_format import leaves, read
 from idode.nets import MLP, MLPConfig, UNet, UNetConfig
-from idode.nets.layers import Conv, Dense, dropout, fourier_features, sinusoid
+from idode.nets.layers import Conv, Dense, dropout, fading, fourier_features, sinusoid
+from idode.presets import PRESETS
 
 REFERENCE = Path(__file__).parent / "reference"
 TINY = UNetConfig(channels=2, levels=17, width=8, depth=3, dropout=0.0, groups=4)
@@ -138,10 +139,25 @@ def test_fourier_features_repeat_every_bin_and_every_second_bin(levels):
 def test_fourier_features_fade_with_time_and_x_stays():
     x = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(2, 2, 3)
     t = torch.tensor([0.0, 0.3], dtype=torch.float64)
-    full, faded = fourier_features(x, 17), fourier_features(x, 17, t, 0.15)
+    full, faded = fourier_features(x, 17), fourier_features(x, 17, fading(t, 0.15))
     torch.testing.assert_close(faded[0], full[0])
     torch.testing.assert_close(faded[1, :2], full[1, :2])
     torch.testing.assert_close(faded[1, 2:], full[1, 2:] * math.exp(-4))
+
+
+def test_the_small_presets_fade_and_the_papers_networks_do_not():
+    fades = {name: p.net.fade for name, p in PRESETS.items() if name != "vectors"}
+    small = {"digits", "fashion-mnist-small", "cifar10-small"}
+    assert {name for name, fade in fades.items() if fade} == small
+
+
+@pytest.mark.parametrize(
+    "change", [{"fade": -1.0}, {"fade": float("nan")}, {"fade": 0.1, "fourier": False}]
+)
+def test_a_fade_that_makes_no_sense_is_refused(change):
+    for config in (TINY, MLPConfig(features=2, fourier=True)):
+        with pytest.raises(InputError, match="fade="):
+            replace(config, **change)
 
 
 @pytest.mark.parametrize("fade", [0.0, 0.1])

@@ -106,7 +106,12 @@ def sinusoid(t: Tensor, width: int) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], dim=1)
 
 
-def fourier_features(x: Tensor, levels: int, t: Tensor | None = None, fade: float = 0) -> Tensor:
+def fading(t: Tensor, fade: float) -> Tensor | None:
+    """Strength ``exp(-(t / fade)^2)`` of Fourier features at times ``(B,)``; 0: always full."""
+    return torch.exp(-(t / fade).square()) if fade else None
+
+
+def fourier_features(x: Tensor, levels: int, strength: Tensor | None = None) -> Tensor:
     """``[x | sines | cosines]`` of pi L/2 x and pi L x along axis 1, which grows fivefold.
 
     Their periods are two grey levels and one: without them a network is blind to differences
@@ -114,15 +119,14 @@ def fourier_features(x: Tensor, levels: int, t: Tensor | None = None, fade: floa
     side by side, the order of the published weights.
 
     Noise wider than a bin leaves nothing to see in them, but a step of the ODE turns them many
-    times, and whatever a network still makes of them roughens its field. With ``fade`` they are
-    multiplied by ``exp(-(t / fade)^2)`` (docs/results/networks.md).
+    times, and whatever a network still makes of them roughens its field. Their ``strength``
+    ``(B,)`` lets them fade (docs/results/networks.md).
     """
     frequency = math.pi * levels * torch.tensor([0.5, 1.0], dtype=x.dtype, device=x.device)
     angle = (x.unsqueeze(2) * frequency.reshape(-1, *[1] * (x.ndim - 2))).flatten(1, 2)
     waves = torch.cat([angle.sin(), angle.cos()], dim=1)
-    if t is not None and fade:
-        strength = torch.exp(-(t / fade).square()).to(x.dtype)
-        waves = waves * strength.reshape(-1, *[1] * (x.ndim - 1))
+    if strength is not None:
+        waves = waves * strength.to(x.dtype).reshape(-1, *[1] * (x.ndim - 1))
     return torch.cat([x, waves], dim=1)
 
 

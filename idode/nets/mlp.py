@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from idode.errors import InputError
 from idode.fields import at_least, later
-from idode.nets.layers import Dense, TimeCondition, fourier_features, initialise
+from idode.nets.layers import Dense, TimeCondition, fading, fourier_features, initialise
 
 __all__ = ["MLP", "MLPConfig"]
 
@@ -40,14 +40,14 @@ class MLPConfig:
     fade: float = later(0.0)
 
     def __post_init__(self) -> None:
-        for name, low in {"features": 1, "levels": 2, "width": 4, "depth": 1}.items():
-            if getattr(self, name) < low:
-                raise InputError(f"{name}={getattr(self, name)}: must be {low} or more")
+        at_least(self, features=1, levels=2, width=4, depth=1)
         if self.width % 2:
             raise InputError(f"width={self.width}: must be even")
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout={self.dropout}: must be at least 0 and less than 1")
         at_least(self, fade=0)
+        if self.fade and not self.fourier:
+            raise InputError(f"fade={self.fade:g}: needs fourier=true, whose features it fades")
 
 
 class Layer(nn.Module):
@@ -86,7 +86,8 @@ class MLP(nn.Module):
     def forward(self, x: Tensor, t: Tensor, flag: Tensor | None = None) -> Tensor:
         """``x`` is ``(B, D)``; ``t`` in [0, 1] and ``flag`` in {0, 1} are ``(B,)``."""
         config = self.config
-        h = fourier_features(x, config.levels, t, config.fade) if config.fourier else x
+        strength = fading(t, config.fade)
+        h = fourier_features(x, config.levels, strength) if config.fourier else x
         h = self.dense_in(h)
         condition = self.time(t, flag)
         for layer in self.layers:

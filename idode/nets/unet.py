@@ -22,6 +22,7 @@ from idode.nets.layers import (
     Conv,
     ResidualBlock,
     TimeCondition,
+    fading,
     fourier_features,
     initialise,
 )
@@ -68,10 +69,7 @@ class UNetConfig:
     fade: float = later(0.0)
 
     def __post_init__(self) -> None:
-        least = {"channels": 1, "levels": 2, "width": 4, "depth": 1, "groups": 1, "patch": 1}
-        for name, low in {**least, "halvings": 0}.items():
-            if getattr(self, name) < low:
-                raise InputError(f"{name}={getattr(self, name)}: must be {low} or more")
+        at_least(self, channels=1, levels=2, width=4, depth=1, groups=1, patch=1, halvings=0)
         if self.width % 2 or self.width % self.groups:
             raise InputError(
                 f"width={self.width}: must be even and a multiple of groups={self.groups}"
@@ -81,6 +79,8 @@ class UNetConfig:
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout={self.dropout}: must be at least 0 and less than 1")
         at_least(self, fade=0)
+        if self.fade and not self.fourier:
+            raise InputError(f"fade={self.fade:g}: needs fourier=true, whose features it fades")
         if self.halvings > self.depth:
             raise InputError(f"halvings={self.halvings}: must be at most depth={self.depth}")
 
@@ -144,7 +144,8 @@ class UNet(nn.Module):
                 f"multiples of {multiple}; choose a smaller patch or fewer halvings"
             )
         config = self.config
-        h = fourier_features(x, config.levels, t, config.fade) if config.fourier else x
+        strength = fading(t, config.fade)
+        h = fourier_features(x, config.levels, strength) if config.fourier else x
         h = self.conv_in(F.pixel_unshuffle(h, self.config.patch))
         condition = self.time(t, flag)
         if self.checkpointing and torch.is_grad_enabled():
