@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     common = ["--force"] + (["--quiet"] if args.quiet else [])
     first, tuned = str(out / "run"), str(out / "tuned")
-    # A short training leaves a rough field; a solver error below the standard error will do.
+    # A solver's error well below the standard error of so few images will do.
     limit = ["--limit", str(args.limit), "--tolerance", "0.02"]
     _do(args, "train", ["digits", "--steps", str(args.steps), "--out", first, *common])
     _do(args, "finetune", [first, "--steps", str(args.finetune_steps), "--out", tuned, *common])

@@ -44,8 +44,7 @@ class Effort:
 
     Args:
         limit: Test images of the ODE's values.
-        tolerance: Of the solver in bits/dim; a short training leaves a rough field, on which a
-            tighter one would go into calibrating.
+        tolerance: Of the solver in bits/dim; a tighter one would mostly be spent on calibrating.
         draws: Noise levels for each image of the SDE bound.
         samples: Drawn together by the paper's adaptive solver, for its NFE and the FID.
     """
