@@ -14,6 +14,7 @@ Nothing in it is pickled.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,15 +41,18 @@ __all__ = [
     "Run",
     "build_net",
     "diffusion_ode",
+    "holds_run",
     "open_run",
     "save_model",
     "save_tensors",
+    "typed",
 ]
 
 SHIPPED = "pretrained:"
 FORMAT = 1
 CONFIG, METRICS, MODEL = "config.json", "metrics.jsonl", "model.safetensors"
 CHECKPOINTS, SAMPLES, EVALUATIONS = "checkpoints", "samples", "evaluations"
+CHECKPOINT = "step-"  # begins the name of each
 
 
 def build_net(config: Config, generator: torch.Generator | None = None) -> UNet | MLP:
@@ -92,6 +96,10 @@ class Parent:
         after = "" if self.step is None else f" after step {self.step}"
         return f"{self.run}{after} ({self.sha256[:12]})"
 
+    def command(self, out: Path) -> str:
+        """What begins, or goes on with, the fine-tuning of this model in the folder ``out``."""
+        return typed("finetune", self.run, "--resume", "--out", out)
+
 
 @dataclass(frozen=True)
 class Run:
@@ -132,13 +140,13 @@ class Run:
 
     def _without_model(self) -> str:
         """Why there is none, and the command that makes it."""
-        resume = f"`idode train --resume --out {self.path}`"
-        if any(self.checkpoints.glob("step-*")):
+        resume = typed("train", "--resume", "--out", self.path)
+        if any(self.checkpoints.glob(f"{CHECKPOINT}*")):
             return f"write it again from the last checkpoint by {resume}"
-        if self.config.name.startswith("import:"):
+        if self.parent is not None:  # first: one that was imported goes on by its name
+            resume = self.parent.command(self.path)
+        elif self.config.name.startswith("import:"):
             return "it was lost; import it again with --force"
-        if self.parent is not None:
-            resume = f"`idode finetune {self.parent.run} --resume --out {self.path}`"
         return f"training stopped before its first checkpoint; go on by {resume}"
 
     def net(self) -> UNet | MLP:
@@ -176,10 +184,32 @@ class Run:
             ) from None
 
 
+def typed(*words: str | Path) -> str:
+    """A command of ours as it is to be typed, for a message.
+
+    >>> typed("train", "--resume", "--out", "my runs/a")
+    "`idode train --resume --out 'my runs/a'`"
+    """
+    return f"`{shlex.join(['idode', *map(str, words)])}`"
+
+
 def pretrained() -> dict[str, Path]:
     """Folders of the models that come with the package, by name."""
     root = Path(__file__).parent / "pretrained"
     return {folder.name: folder for folder in sorted(root.iterdir()) if folder.is_dir()}
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a folder has the configuration of a run; many programs have a ``config.json``."""
+    try:
+        value = json.loads((path / CONFIG).read_text())
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{path / CONFIG} cannot be read ({error}): give another folder"
+        ) from None
+    return isinstance(value, dict) and {"format", "idode"} <= value.keys()
 
 
 def open_run(path: Path | str) -> Run:

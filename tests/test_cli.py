@@ -197,6 +197,34 @@ class TestTrain:
             assert "is not empty and holds no run: give another folder" in refused(capsys)
         assert list((tmp_path / "project").rglob("*")) == [mine.parent, mine]
 
+    @pytest.mark.parametrize("more", [[], ["--force"], ["--resume"]])
+    @pytest.mark.parametrize(
+        ("text", "sentence"),
+        [
+            ('{"model_type": "bert"}', "is not empty and holds no run: give another folder"),
+            ('{"format": 1}', "is not empty and holds no run: give another folder"),
+            ('["format", "idode"]', "is not empty and holds no run: give another folder"),
+            ("{torn", "config.json cannot be read"),
+        ],
+    )
+    def test_nor_does_the_model_of_another_program_become_a_run(
+        self, tmp_path: Path, text: str, sentence: str, more: list[str], capsys
+    ) -> None:
+        other = tmp_path / "bert"
+        (other / "samples").mkdir(parents=True)
+        (other / "config.json").write_text(text)
+        (other / "model.safetensors").write_text("weights")
+        (other / "samples" / "a.txt").write_text("mine")
+        before = files(other)
+        words = [["finetune", "pretrained:digits", "--steps", "1", *more]]
+        if "--resume" not in more:
+            words += [["import", str(REFERENCE / "tiny.flax"), *more]]
+            words += [["dequantize", "pretrained:digits", "--steps", "1", *more]]
+        for each in words:
+            assert main([*each, "--out", str(other)]) == 2
+            assert sentence in refused(capsys)
+        assert files(other) == before
+
     def test_resume_takes_new_training_settings_and_no_others(
         self, tmp_path: Path, spec: str, capsys
     ) -> None:

@@ -120,7 +120,7 @@ class TestHalfWritten:
         out = tmp_path / "more"
         half_written(trained, out)
         assert main(["train", "--resume", "--out", str(out)]) == 2
-        assert f"begin again with `idode finetune {trained.resolve()} --out {out} --resume`" in (
+        assert f"begin again with `idode finetune {trained.resolve()} --resume --out {out}`" in (
             refused(capsys)
         )
         assert not (out / "checkpoints").exists()

@@ -110,6 +110,10 @@ def test_a_run_without_its_model_says_the_command_that_makes_it(run: Run) -> Non
     assert f"`idode finetune pretrained:digits --resume --out {run.path}`" in said(tuned)
     imported = dataclasses.replace(run.config, name="import:a.flax")
     assert "import it again" in said(dataclasses.replace(run, config=imported))
+    second = dataclasses.replace(imported, name="import:a.flax+second-order")
+    assert said(dataclasses.replace(tuned, config=second)) == said(tuned)
+    spaced = dataclasses.replace(run, parent=Parent("my runs/first", 3, "0" * 64))
+    assert f"`idode finetune 'my runs/first' --resume --out {run.path}`" in said(spaced)
     (run.checkpoints / "step-000000010").mkdir(parents=True)
     for each in (run, tuned):
         assert said(each).endswith(f"write it again from the last checkpoint by {again}")
@@ -134,7 +138,7 @@ def test_weights_of_another_network_are_refused(run: Run) -> None:
 def test_a_failed_write_leaves_the_old_model(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (run.path / "model.safetensors").read_bytes()
 
-    def full(tensors: object, path: Path) -> None:
+    def full(tensors: object, path: Path, described: object) -> None:
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 

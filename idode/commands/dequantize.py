@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from idode.commands.matching import data_for, warn_of_other_data
     from idode.commands.progress import Bar
     from idode.dequantizer_file import DEQUANTIZER, save_dequantizer
-    from idode.run import CONFIG, open_run
+    from idode.run import holds_run, open_run
     from idode.training.dequantizer import Fitting, fit_dequantizer, fresh_dequantizer
 
     opened = open_run(args.run)
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"interrupted after {trained.step} steps: {folder} keeps the dequantizer it had",
               file=sys.stderr)  # fmt: skip
         return INTERRUPTED
-    if not (folder / CONFIG).exists():
+    if not holds_run(folder):
         _copy(opened, folder)
     save_dequantizer(folder, trained.learned, args.base, trained.step)
     if trained.interrupted:
@@ -95,7 +95,7 @@ def _folder(args: argparse.Namespace, opened: Run) -> Path:
     from idode.commands.session import claim
     from idode.dequantizer_file import DEQUANTIZER, digest_of
     from idode.errors import InputError
-    from idode.run import CONFIG, SHIPPED
+    from idode.run import SHIPPED, holds_run
 
     if args.out is None and str(args.run).startswith(SHIPPED):
         raise InputError(
@@ -103,7 +103,7 @@ def _folder(args: argparse.Namespace, opened: Run) -> Path:
             "of it with --out NEW"
         )
     folder: Path = opened.path if args.out is None else args.out
-    if not (folder / CONFIG).exists():
+    if not holds_run(folder):
         claim(folder, resume=None, force=args.force)
     elif folder != opened.path and digest_of(folder) != digest_of(opened.path):
         raise InputError(f"{folder} has another run than {opened.path}: give another folder")

@@ -29,7 +29,9 @@ from idode.run import (
     SAMPLES,
     Parent,
     Run,
+    holds_run,
     open_run,
+    typed,
 )
 from idode.training import Trainer, World
 
@@ -123,11 +125,12 @@ def claim(path: Path, resume: bool | None, force: bool) -> Run | None:
         raise InputError("--resume goes on with a run and --force replaces it: give one of them")
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file: give a folder for the run")
-    if resume and (path / CONFIG).exists():
+    found = path.exists() and holds_run(path)
+    if resume and found:
         return open_run(path)
     # Hidden files are what a process killed at its start leaves behind.
     filled = path.exists() and any(not p.name.startswith(".") for p in path.iterdir())
-    if filled and not (path / CONFIG).exists():
+    if filled and not found:
         raise InputError(f"{path} is not empty and holds no run: give another folder")
     if filled and not force:
         further = "" if resume is None else "go on with the run in it by --resume, "
@@ -175,7 +178,7 @@ def origin(before: Run | None, parent: Parent | None) -> Parent | None:
     if began.sha256 != parent.sha256:
         raise InputError(
             f"{before.path} began from {began}, and {parent} is given: give that one, or go on "
-            f"from the last checkpoint by `idode train --resume --out {before.path}`"
+            f"from the last checkpoint by {typed('train', '--resume', '--out', before.path)}"
         )
     return parent
 
@@ -212,7 +215,7 @@ def session(
             f"the model to start from is for samples of shape {config.model.shape} with levels "
             f"{config.model.levels}, the data has {data.shape} and {data.levels}: give its own"
         )
-    begun = world.writes and args.resume and (path / CONFIG).exists()
+    begun = world.writes and args.resume and holds_run(path)
     before = open_run(path) if begun else None
     run = Run(path, fitted, data.identity, origin(before, parent))
     trainer = Trainer(run, data, world, start=start)  # finds what is wrong, writes nothing

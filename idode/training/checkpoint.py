@@ -24,11 +24,12 @@ from torch import Tensor
 
 from idode.durable import sha256, sync_folder, write_atomically
 from idode.errors import InputError
+from idode.run import CHECKPOINT
 
 __all__ = ["Manifest", "load_latest", "save", "steps"]
 
 STATE, MANIFEST = "state.safetensors", "manifest.json"
-PREFIX, UNFINISHED, DOOMED = "step-", ".new-", ".old-"
+UNFINISHED, DOOMED = ".new-", ".old-"
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def save(
     folder: Path, step: int, tensors: Mapping[str, Tensor], held_out: float | None, keep: int
 ) -> Path:
     """Write a checkpoint, then remove all but the last ``keep`` and the best one."""
-    final = folder / f"{PREFIX}{step:09d}"
+    final = folder / f"{CHECKPOINT}{step:09d}"
     unfinished = folder / f"{UNFINISHED}{final.name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +82,7 @@ def load_latest(
 ) -> tuple[Manifest, dict[str, Tensor]] | None:
     """The newest undamaged checkpoint; ``notice`` hears of each damaged one passed over."""
     for step in sorted(steps(folder), reverse=True):
-        path = folder / f"{PREFIX}{step:09d}"
+        path = folder / f"{CHECKPOINT}{step:09d}"
         try:
             manifest = read_manifest(path)
             if sha256(path / STATE) != manifest.sha256:
@@ -96,7 +97,7 @@ def steps(folder: Path) -> list[int]:
     """Steps of the checkpoints in a folder, damaged or not."""
     if not folder.is_dir():
         return []
-    numbers = (p.name.removeprefix(PREFIX) for p in folder.glob(f"{PREFIX}*"))
+    numbers = (p.name.removeprefix(CHECKPOINT) for p in folder.glob(f"{CHECKPOINT}*"))
     return sorted(int(n) for n in numbers if n.isdigit())
 
 
@@ -115,11 +116,11 @@ def sweep(folder: Path) -> None:
 def prune(folder: Path, keep: int) -> None:
     """Keep the last ``keep`` checkpoints and the one with the lowest held-out value."""
     found = steps(folder)
-    values = {step: _held_out(folder / f"{PREFIX}{step:09d}") for step in found}
+    values = {step: _held_out(folder / f"{CHECKPOINT}{step:09d}") for step in found}
     measured = {step: value for step, value in values.items() if value is not None}
     kept = {*found[-keep:], *sorted(measured, key=measured.__getitem__)[:1]}
     for step in set(found) - kept:
-        name = f"{PREFIX}{step:09d}"
+        name = f"{CHECKPOINT}{step:09d}"
         (folder / name).rename(folder / f"{DOOMED}{name}")
     sweep(folder)
 

@@ -155,8 +155,7 @@ class Trainer:
         if parent is not None and self.fresh and not begun:
             raise InputError(
                 f"{self.run.path} was to be fine-tuned from {parent.run} and has no checkpoint "
-                f"yet: begin again with `idode finetune {parent.run} --out {self.run.path} "
-                "--resume`"
+                f"yet: begin again with {parent.command(self.run.path)}"
             )
 
     def _advance(self, samples: Tensor, log: MetricsLog) -> None:
