@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from idode.durable import sha256
+from idode.durable import checksum
 from idode.errors import InputError
 from idode.learned import Learned, base
 from idode.model import DiffusionODE
@@ -97,6 +97,6 @@ def load_dequantizer(run: Run, model: DiffusionODE, device: torch.device | str =
 def digest_of(path: Path) -> str:
     """Of the weights of the run in a folder."""
     try:
-        return sha256(path / MODEL)
+        return checksum(path / MODEL)
     except OSError as error:
         raise InputError(f"{path / MODEL} cannot be read ({error.strerror}): train it") from None

@@ -6,12 +6,12 @@ import hashlib
 import os
 from pathlib import Path
 
-__all__ = ["replace", "sha256", "sync_folder", "write_atomically"]
+__all__ = ["checksum", "replace", "sync_folder", "write_atomically"]
 
 
-def sha256(path: Path) -> str:
-    """Hexadecimal checksum of a file, read in pieces."""
-    total = hashlib.sha256()
+def checksum(path: Path, algorithm: str = "sha256") -> str:
+    """In hexadecimal digits, of a file read in pieces."""
+    total = hashlib.new(algorithm, usedforsecurity=False)
     with path.open("rb") as file:
         while block := file.read(1 << 22):
             total.update(block)

@@ -63,7 +63,12 @@ class ObjectiveConfig:
         if self.unbiased and self.second != "flow-matching":
             raise InputError(f"second={self.second}: unbiased is for flow-matching only")
         if self.unbiased and self.probes < 2:
-            raise InputError(f"unbiased needs probes=2 or more, got probes={self.probes}")
+            raise InputError(f"probes: must be at least 2 with unbiased, got {self.probes}")
+
+    @property
+    def second_order(self) -> bool:
+        """Whether the second-order term counts; a control has it without weight."""
+        return self.order == 2 and self.ratio > 0
 
     @property
     def differentiates(self) -> bool:

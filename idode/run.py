@@ -29,7 +29,7 @@ from idode import __version__
 from idode.clocks import ScaledGamma
 from idode.config import Config, from_json, to_json
 from idode.data import Identity
-from idode.durable import replace, write_atomically
+from idode.durable import checksum, replace, write_atomically
 from idode.errors import InputError, choose
 from idode.model import DiffusionODE
 from idode.nets import MLP, UNet, UNetConfig
@@ -52,6 +52,7 @@ SHIPPED = "pretrained:"
 FORMAT = 1
 CONFIG, METRICS, MODEL = "config.json", "metrics.jsonl", "model.safetensors"
 CHECKPOINTS, SAMPLES, EVALUATIONS = "checkpoints", "samples", "evaluations"
+REPORT = "report"
 CHECKPOINT = "step-"  # begins the name of each
 
 
@@ -95,6 +96,10 @@ class Parent:
     def __str__(self) -> str:
         after = "" if self.step is None else f" after step {self.step}"
         return f"{self.run}{after} ({self.sha256[:12]})"
+
+    def has(self, run: Run) -> bool:
+        """Whether the model of a run is this one."""
+        return checksum(run.path / MODEL) == self.sha256
 
     def command(self, out: Path) -> str:
         """What begins, or goes on with, the fine-tuning of this model in the folder ``out``."""

@@ -174,11 +174,15 @@ class TestTrain:
         run = tmp_path / "run"
         assert train(spec, run, "--steps", "4") == 0
         (run / "notes.txt").write_text("mine")
+        (run / "report").mkdir()
+        for name in ("report.html", "report.md", "samples.png", "mine.png"):
+            (run / "report" / name).write_text("old")
         assert train(spec, run, "--steps", "2", "--force", "--data", "nonsense") == 2
         assert "no data set called" in refused(capsys)
         assert open_run(run).config.train.steps == 4  # bad input is found before anything goes
         assert train(spec, run, "--steps", "2", "--force") == 0
         assert (run / "notes.txt").read_text() == "mine"
+        assert [p.name for p in (run / "report").iterdir()] == ["mine.png"]
         assert [p.name for p in (run / "checkpoints").iterdir()] == ["step-000000002"]
 
     @pytest.mark.parametrize("more", [[], ["--force"], ["--resume"]])

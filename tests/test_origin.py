@@ -198,11 +198,14 @@ class TestNew:
     [
         (["train", "digits", "--steps", "0"], "--steps: must be at least 1, got 0"),
         (["train", "digits", "--seed", "-1"], "--seed: must be at least 0, got -1"),
-        (["train", "digits", "--set", "train.steps=0"], "steps=0: must be 1 or more"),
+        (["train", "digits", "--set", "train.steps=0"], "steps: must be at least 1, got 0"),
         (["finetune", "RUN", "--steps", "-2"], "--steps: must be at least 1, got -2"),
         (["finetune", "RUN", "--ratio", "-0.5"], "--ratio: must be at least 0, got -0.5"),
         (["finetune", "RUN", "--probes", "0"], "--probes: must be at least 1, got 0"),
-        (["finetune", "RUN", "--probes", "1", "--unbiased"], "or more, got --probes 1"),
+        (
+            ["finetune", "RUN", "--probes", "1", "--unbiased"],
+            "--probes: must be at least 2 with --unbiased, got 1",
+        ),
     ],
 )
 def test_a_flag_is_called_by_its_name(
@@ -212,6 +215,15 @@ def test_a_flag_is_called_by_its_name(
     assert main([*given, "--out", str(tmp_path / "out")]) == 2
     assert message in refused(capsys)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_help_of_finetune_says_whose_values_are_the_defaults(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["finetune", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "preset's" not in shown
+    assert "optimiser steps in all [START's finetune.steps]" in shown
+    assert "square by two different probes; takes at least 2" in shown
 
 
 def test_a_refused_run_opens_no_bar(trained: Path, tmp_path: Path, capsys) -> None:

@@ -23,10 +23,10 @@ from idode.evaluation import IMPORTANCES
 from idode.report import Effort, Measurements, figures, measure, plain, sections
 from idode.report.curves import TrainingCurve, after, training_curve
 from idode.report.levels import noise_levels
-from idode.report.measurements import STAGES, _Work, densities
-from idode.report.sections import facts
+from idode.report.measurements import STAGES, _Work, densities, started_from, whole_curve
+from idode.report.sections import FILES, facts
 from idode.report.values import Engine, bounds, engine, uniform_starts
-from idode.run import Parent, Run, open_run
+from idode.run import Run, open_run, save_model
 from idode.sampling.task import Task
 from idode.schedules import VariancePreserving, start_gamma
 from idode.starts import search_start
@@ -68,7 +68,7 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Made:
-    """A folder with data, a trained run and a report on it; and what the command told."""
+    """A folder with data, a run fine-tuned from `first`, its report; and what the command told."""
 
     path: Path
     measurements: Measurements
@@ -93,8 +93,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         patch.setattr("idode.report.measure", keeping)
         spec, run = f"npy:{folder / 'x.npy'}?levels=4", str(folder / "run")
         words = ["train", "digits", "--data", spec, *tiny.FLAGS, "--quiet"]
-        assert main([*words, "--out", run]) == 0
-        words = ["report", run, "--before", run, "--json", str(folder / "out.json")]
+        first = str(folder / "first")
+        assert main([*words, "--out", first]) == 0
+        assert main(["finetune", first, "--steps", "10", "--out", run, "--quiet"]) == 0
+        shutil.move(first, folder / "moved")  # so that it is known by its weights
+        words = ["report", run, "--before", str(folder / "moved")]
+        words += ["--json", str(folder / "out.json")]
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             assert main([*words, "--out", str(folder / "out")]) == 0
     return Made(folder, kept[0], out.getvalue(), err.getvalue())
@@ -259,19 +263,51 @@ class TestCurves:
         assert whole.held_out == ((20, 2.1), (30, 1.85))
         assert whole.begun == 20
         assert after(TrainingCurve((), (), ()), own) == own  # as of a shipped model
+        early = after(parent, own, 12)  # and its parent went on afterwards
+        assert early.loss == ((5, 3.0), (17, 1.9), (22, 1.8))
+        assert (early.held_out, early.begun) == (((22, 1.85),), 12)
         (axes,) = figures.training(whole).axes
         labels = [text.get_text() for text in axes.get_legend().get_texts()]
         assert labels == ["training loss", "SDE bound, test", "fine-tuning"]
 
     def test_a_report_names_the_parent_and_counts_the_runs_own_steps(self, made: Made) -> None:
         m, config = made.measurements, open_run(made.path / "run").config
-        assert m.curve.begun == 20  # it was compared with itself
-        assert max(step for step, _ in m.curve.loss) == 40
-        assert facts(m, config)["training"].startswith("20 of 20 steps")
-        assert "fine-tuned from" not in facts(m, config)
-        tuned = replace(m, parent=Parent("runs/first", 20, "ab" * 32))
-        assert facts(tuned, config)["fine-tuned from"] == "runs/first after step 20 (abababababab)"
-        assert plain(tuned)["parent"]["run"] == "runs/first"
+        assert m.curve.begun == 20
+        assert max(step for step, _ in m.curve.loss) == 30
+        assert facts(m, config)["training"].startswith("10 of 10 steps")
+        assert facts(m, config)["fine-tuned from"] == str(m.parent)
+        assert plain(m)["parent"]["run"] == str(made.path / "first")
+        assert "fine-tuned from" not in facts(replace(m, parent=None), config)
+        assert "second-order term from there on" in sections(m)[0].caption
+        control = sections(replace(m, second_order=False))[0].caption
+        assert "Fine-tuning begins at the dashed line, after step 20." in control
+        assert "second-order" not in control
+
+    def test_only_the_run_it_started_from_comes_before_it(
+        self, made: Made, tmp_path: Path
+    ) -> None:
+        run, first = open_run(made.path / "run"), open_run(made.path / "moved")
+        assert run.parent is not None
+        assert started_from(run, first)
+        other = Run(tmp_path / "other", first.config, None)
+        other.write_config()
+        save_model(other.path, {"x": torch.zeros(1)})
+        for later, before in ((run, run), (first, first), (first, run), (run, other)):
+            assert not started_from(later, before)
+        there = replace(run, parent=replace(run.parent, run=str(tmp_path / "other")))
+        assert started_from(there, other)  # the folder, though it was trained on
+        assert whole_curve(run, None).begun == 0
+        m = replace(made.measurements, curve=whole_curve(run, None), tuned=False)
+        parts = {section.key: section for section in sections(m)}
+        assert "dashed" not in parts["training"].caption
+        assert parts["smoothness"].title == "Evaluations needed by two runs"
+        assert "fine-tuning" not in parts["smoothness"].caption
+
+    def test_a_control_has_no_second_order(self, made: Made) -> None:
+        objective = open_run(made.path / "run").config.objective
+        assert objective.second_order
+        assert not replace(objective, ratio=0.0).second_order
+        assert not open_run(made.path / "moved").config.objective.second_order
 
 
 class TestPage:
@@ -288,6 +324,9 @@ class TestPage:
         sources = re.findall(r'src="([^"]{1,30})', page)
         assert len(sources) == len(PICTURES)
         assert all(source.startswith("data:image/png;base64,") for source in sources)
+
+    def test_force_of_training_knows_every_file_of_it(self, made) -> None:
+        assert {p.name for p in (made.path / "out").iterdir()} == set(FILES)
 
     def test_pictures_are_the_same_inside_and_beside_it(self, made, page) -> None:
         inside = re.findall(r"data:image/png;base64,([\w+/=]+)", page)
@@ -312,11 +351,11 @@ class TestPage:
 
     def test_values_agree_with_each_other(self, numbers) -> None:
         found = numbers["likelihoods"]
-        assert numbers["smoothness"][0]["value"]["mean"] == found["test"]["mean"]
+        assert numbers["smoothness"][-1]["value"]["mean"] == found["test"]["mean"]
         assert found["test"]["mean"] == pytest.approx(np.mean(found["test"]["per_image"]))
         assert len(found["test"]["per_image"]) == len(found["sde"]["per_image"]) == 4
         assert len(numbers["samples"]["data"]) == 4
-        assert numbers["curve"]["held_out"][-1][0] == 20
+        assert numbers["curve"]["held_out"][-1][0] == 30
 
 
 class TestBrowser:
@@ -385,9 +424,9 @@ class TestCommand:
     def test_a_parent_is_compared_with(self, made: Made) -> None:
         markdown = (made.path / "out" / "report.md").read_text()
         assert "Evaluations needed, before and after fine-tuning" in markdown
-        rows = re.findall(r"^\| digits \|(.+)$", markdown, re.MULTILINE)
-        assert len(rows) == 2
-        assert rows[0] == rows[1]  # the run itself was given as its parent
+        rows = re.findall(r"^\| digits(.*?) \|(.+)$", markdown, re.MULTILINE)
+        assert [name for name, _ in rows] == ["", "+second-order"]
+        assert rows[0][1] != rows[1][1]
 
     def test_it_stands_in_the_run_replaces_by_force_and_can_be_quiet(
         self, made: Made, tmp_path: Path, capsys, monkeypatch

@@ -12,7 +12,7 @@ import tiny
 import torch
 
 from idode.cli import main
-from idode.durable import sha256
+from idode.durable import checksum
 from idode.run import Parent, Run, build_net, save_model
 
 
@@ -89,7 +89,7 @@ def test_a_fine_tuned_run_is_compared_with_where_it_came_from(
     run: Path, tmp_path: Path, compared
 ) -> None:
     weights = run / "model.safetensors"
-    tuned = new(tmp_path / "tuned", Parent(str(run), 7, sha256(weights)))
+    tuned = new(tmp_path / "tuned", Parent(str(run), 7, checksum(weights)))
     before, shown = compared(tuned)
     assert before == str(run)
     assert "/6 " in shown  # parts, with the one before fine-tuning

@@ -19,15 +19,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data", metavar="SPEC", help="data set, see `idode data list` [that of START]"
     )
     parser.add_argument(
-        "--ratio", type=not_negative, metavar="R", help="weight of the second-order term [0.1]"
-    )
+        "--ratio", type=not_negative, metavar="R",
+        help="weight of the second-order term [START's, 0.1 in every preset]",
+    )  # fmt: skip
     parser.add_argument(
-        "--probes", type=positive, metavar="N", help="Hutchinson probes for each sample [1]"
-    )
+        "--probes", type=positive, metavar="N",
+        help="Hutchinson probes for each sample [START's, 1 in every preset]",
+    )  # fmt: skip
     parser.add_argument(
-        "--unbiased", action="store_true", help="square by two different probes, at least 2"
-    )
-    add_training_arguments(parser)
+        "--unbiased", action="store_true",
+        help="square by two different probes; takes at least 2",
+    )  # fmt: skip
+    add_training_arguments(parser, steps="START's finetune.steps", seed="START's")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,8 +46,9 @@ def run(args: argparse.Namespace) -> int:
         if out is not None and out.resolve() == args.run.resolve():
             raise InputError(f"{out} is the run to start from: give another folder with --out")
         trained = open_run(args.run).config
-        with session.naming_flags(args):
-            tuned = finetuned(trained, args.ratio, args.probes, args.unbiased)
+        if args.unbiased and args.probes == 1:
+            raise InputError("--probes: must be at least 2 with --unbiased, got 1")
+        tuned = finetuned(trained, args.ratio, args.probes, args.unbiased)
         config = session.resolve(tuned, args)
         found = None if out is None else session.claim(out, args.resume, args.force)
         if found is None:

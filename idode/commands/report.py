@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--before",
         metavar="RUN",
-        help="the run it was fine-tuned from, to compare with [as recorded, if still there]",
+        help="a run to compare with [the one it was fine-tuned from, if still there]",
     )
     parser.add_argument(
         "--limit",
@@ -57,12 +57,12 @@ def run(args: argparse.Namespace) -> int:
     from idode.report import plain, sections, write
     from idode.report.page import refuse_existing
     from idode.report.sections import facts, lead, note
-    from idode.run import SHIPPED, open_run
+    from idode.run import REPORT, SHIPPED, open_run
 
     opened = open_run(args.run)
     if args.out is None and args.run.startswith(SHIPPED):
         raise InputError(f"{args.run} is part of the package: say where with --out FOLDER")
-    out = args.out or opened.path / "report"
+    out = args.out or opened.path / REPORT
     refuse_existing(out, args.force)
     check_output(args.json, args.force)
     before = _before(args, opened)
@@ -79,9 +79,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _before(args: argparse.Namespace, opened: Run) -> Run | None:
     """The run to compare with: the one asked for, else what this one was fine-tuned from."""
-    from idode.durable import sha256
     from idode.errors import InputError
-    from idode.run import MODEL, open_run
+    from idode.run import open_run
 
     if args.before is not None:
         return open_run(args.before)
@@ -89,7 +88,7 @@ def _before(args: argparse.Namespace, opened: Run) -> Run | None:
         return None
     try:
         found = open_run(opened.parent.run)
-        if sha256(found.path / MODEL) == opened.parent.sha256:
+        if opened.parent.has(found):
             return found
         state = "has changed since"
     except (InputError, OSError):

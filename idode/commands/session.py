@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from idode.run import (
     EVALUATIONS,
     METRICS,
     MODEL,
+    REPORT,
     SAMPLES,
     Parent,
     Run,
@@ -40,7 +40,6 @@ __all__ = [
     "agreed",
     "claim",
     "clear",
-    "naming_flags",
     "needed",
     "print_settings",
     "resolve",
@@ -50,17 +49,18 @@ __all__ = [
 
 FILES = (CONFIG, METRICS, MODEL, DEQUANTIZER)
 OURS = (*FILES, CHECKPOINTS, SAMPLES, EVALUATIONS, "tensorboard")
-FLAGS = ("steps", "seed", "ratio", "probes")  # that stand for a setting of the same name
 
 
-def add_training_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of every command that trains."""
+def add_training_arguments(
+    parser: argparse.ArgumentParser, steps: str = "the preset's", seed: str = "the preset's"
+) -> None:
+    """Arguments of every command that trains; whose ``steps`` and ``seed`` are the defaults."""
     parser.add_argument("--out", type=Path, metavar="RUN", help="folder of the new run")
     parser.add_argument(
-        "--steps", type=positive, metavar="N", help="optimiser steps in all [the preset's]"
+        "--steps", type=positive, metavar="N", help=f"optimiser steps in all [{steps}]"
     )
     parser.add_argument(
-        "--seed", type=natural, metavar="S", help="seed of everything random [the preset's]"
+        "--seed", type=natural, metavar="S", help=f"seed of everything random [{seed}]"
     )
     parser.add_argument(
         "--set",
@@ -80,26 +80,11 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:1 [cuda if any]")
 
 
-@contextmanager
-def naming_flags(args: argparse.Namespace) -> Iterator[None]:
-    """Refusals in the words the user typed: ``--steps 0`` and not the setting it stands for."""
-    try:
-        yield
-    except InputError as error:
-        text = str(error)
-        for name in FLAGS:
-            value = getattr(args, name, None)
-            typed = re.escape(f"{name}={value}")
-            text = re.sub(rf"(?<![\w.]){typed}(?![\w.])", f"--{name} {value}", text)
-        raise InputError(text) from None
-
-
 def resolve(config: Config, args: argparse.Namespace) -> Config:
     """The configuration with what the command line changes."""
     short = {"train.steps": args.steps, "train.seed": args.seed}
     named = [f"{name}={value}" for name, value in short.items() if value is not None]
-    with naming_flags(args):
-        return override(config, [*args.set, *named])
+    return override(config, [*args.set, *named])
 
 
 def print_settings(config: Config) -> int:
@@ -146,11 +131,24 @@ def clear(path: Path) -> None:
 
     What makes it a run goes last: killed on the way, the rest can still be replaced.
     """
+    _clear_report(path / REPORT)
     for target in (path / name for name in reversed(OURS)):
         if target.is_dir():
             shutil.rmtree(target)
         else:
             target.unlink(missing_ok=True)
+
+
+def _clear_report(folder: Path) -> None:
+    """Remove the report on a run, and the folder if that was all of it."""
+    if not folder.is_dir():
+        return
+    from idode.report.sections import FILES as WRITTEN  # brings matplotlib, seldom needed
+
+    for name in WRITTEN:
+        (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):  # whatever else is in it stays
+        folder.rmdir()
 
 
 def agreed(world: World, decide: Callable[[], Config]) -> Config:

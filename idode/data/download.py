@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 import urllib.error
@@ -12,6 +11,7 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import TypeAlias
 
+from idode.durable import checksum as checksum_of
 from idode.errors import InputError
 
 __all__ = ["Progress", "download"]
@@ -20,14 +20,6 @@ Progress: TypeAlias = Callable[[int, int | None], None]
 
 BLOCK_BYTES = 1 << 18
 ATTEMPTS = 5
-
-
-def checksum_of(path: Path, algorithm: str) -> str:
-    total = hashlib.new(algorithm, usedforsecurity=False)
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            total.update(block)
-    return total.hexdigest()
 
 
 def transfer(url: str, part: Path, progress: Progress, timeout: float) -> bool:

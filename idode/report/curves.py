@@ -41,12 +41,17 @@ def training_curve(metrics: Path) -> TrainingCurve:
     return TrainingCurve(loss, held_out, speed)
 
 
-def after(before: TrainingCurve, own: TrainingCurve) -> TrainingCurve:
-    """The curve of a run behind that of the run it started from, with steps counted on."""
-    last = max((step for pairs in (before.loss, before.held_out) for step, _ in pairs), default=0)
+def after(before: TrainingCurve, own: TrainingCurve, step: int | None = None) -> TrainingCurve:
+    """The curve of a run behind that of the run it started from, with steps counted on.
+
+    It started after ``step``, or after all that is known of; what came later is not its past.
+    """
+    known = (place for pairs in (before.loss, before.held_out) for place, _ in pairs)
+    last = max(known, default=0) if step is None else step
 
     def joined(first: Points, second: Points) -> Points:
-        return (*first, *((last + step, value) for step, value in second))
+        past = (point for point in first if point[0] <= last)
+        return (*past, *((last + place, value) for place, value in second))
 
     return replace(
         own,

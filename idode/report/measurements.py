@@ -71,11 +71,13 @@ class Measurements:
     parent: Parent | None  # what it was fine-tuned from
     effort: Effort
     parameters: int
-    curve: TrainingCurve  # behind that of the run before, where one is given
+    curve: TrainingCurve  # behind that of the run before, where this one started from it
     noise: NoiseLevels
     likelihoods: Likelihoods
     samples: Samples
-    smoothness: tuple[Smoothness, ...]  # before fine-tuning, where given, and of this run
+    smoothness: tuple[Smoothness, ...]  # of the run to compare with, where given, and of this one
+    tuned: bool  # whether this run was fine-tuned from the one it is compared with
+    second_order: bool  # whether it has that term, and the one before had not
     seconds: float
 
 
@@ -99,7 +101,7 @@ def measure(
         run: The trained run.
         data: Its data; the test split is used throughout.
         effort: How much to compute.
-        before: The run this one was fine-tuned from, to compare with.
+        before: The run to compare with, such as the one this was fine-tuned from.
         device: Where to compute.
         progress: Called with each of :func:`stages` as it begins.
     """
@@ -118,7 +120,7 @@ def measure(
     if before is not None:
         tell("before")
         smoothness = (work.smoothness(before),)
-    curve = training_curve(run.metrics)
+    parent = before if before is not None and started_from(run, before) else None
     return Measurements(
         run=run.path,
         name=run.config.name,
@@ -127,13 +129,31 @@ def measure(
         parent=run.parent,
         effort=effort,
         parameters=sum(w.numel() for w in run.weights().values()),
-        curve=curve if before is None else after(training_curve(before.metrics), curve),
+        curve=whole_curve(run, parent),
         noise=noise,
         likelihoods=found,
         samples=drawn,
         smoothness=(*smoothness, Smoothness(run.config.name, found.test, found.nfe, drawn.nfe)),
+        tuned=parent is not None,
+        second_order=run.config.objective.second_order
+        and not (parent is not None and parent.config.objective.second_order),
         seconds=time.perf_counter() - began,
     )
+
+
+def started_from(run: Run, before: Run) -> bool:
+    """Whether a run was fine-tuned from another, by its weights or by its folder."""
+    if run.parent is None:
+        return False
+    return run.parent.has(before) or Path(run.parent.run).resolve() == before.path.resolve()
+
+
+def whole_curve(run: Run, parent: Run | None) -> TrainingCurve:
+    """Of a run, behind that of the one it was fine-tuned from."""
+    own = training_curve(run.metrics)
+    if parent is None or run.parent is None:
+        return own
+    return after(training_curve(parent.metrics), own, run.parent.step)
 
 
 @dataclass(frozen=True)

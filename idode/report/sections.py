@@ -11,11 +11,20 @@ from idode.pictures import grid
 from idode.pictures import png as picture_png
 from idode.report import figures
 from idode.report.measurements import Measurements
-from idode.report.page import Section, Table
+from idode.report.page import HTML, MARKDOWN, Section, Table
 from idode.report.values import Value
 
-__all__ = ["facts", "lead", "note", "sections"]
+__all__ = ["FILES", "facts", "lead", "note", "sections"]
 
+PICTURES = (
+    "training",
+    "time-densities",
+    "squared-errors",
+    "uniform-starts",
+    "histogram",
+    "samples",
+)
+FILES = (HTML, MARKDOWN, *(f"{key}.png" for key in PICTURES))  # all that a report can have
 NAMES = {"uniform": "uniform", "variational": "variational", "tn": "truncated normal"}
 
 
@@ -94,9 +103,9 @@ def _training(m: Measurements) -> list[Section]:
     if not m.curve.loss:
         return []
     end = f" It ends at {m.curve.held_out[-1][1]:.3f} bits/dim." if m.curve.held_out else ""
+    term = "; what is minimised has the second-order term from there on" if m.second_order else ""
     tuned = (
-        f" Fine-tuning begins at the dashed line, after step {m.curve.begun:,}; what is minimised "
-        "has the second-order term from there on."
+        f" Fine-tuning begins at the dashed line, after step {m.curve.begun:,}{term}."
         if m.curve.begun
         else ""
     )
@@ -192,11 +201,15 @@ def _smoothness(m: Measurements) -> Section:
         (s.name, _value(s.value), f"{s.likelihood_nfe}", f"{s.sampling_nfe:.0f}")
         for s in m.smoothness
     )
-    compared = "before (first row) and after fine-tuning" if len(rows) > 1 else "of this run"
+    title, compared = "", "of this run"
+    if m.tuned:
+        title, compared = ", before and after fine-tuning", "before (first row) and after it"
+    elif len(rows) > 1:
+        title, compared = " by two runs", "of the run compared with (first row) and of this one"
     n, drawn = len(m.likelihoods.test.per_image), m.effort.samples
     return Section(
         "smoothness",
-        "Evaluations needed" + (", before and after fine-tuning" if len(rows) > 1 else ""),
+        "Evaluations needed" + title,
         f"Cost {compared}. Bits/dim with {_way(m)} "
         f"dequantization, K = 1, on the first {n} test images; NFE of the likelihood on a grid "
         f"tuned to {m.effort.tolerance} bits/dim; NFE of sampling {drawn} images together by "

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from idode.durable import sha256, sync_folder, write_atomically
+from idode.durable import checksum, sync_folder, write_atomically
 from idode.errors import InputError
 from idode.run import CHECKPOINT
 
@@ -59,7 +59,7 @@ def save(
         with (unfinished / STATE).open("rb") as file:
             os.fsync(file.fileno())
         size = (unfinished / STATE).stat().st_size
-        manifest = Manifest(step, held_out, sha256(unfinished / STATE), size)
+        manifest = Manifest(step, held_out, checksum(unfinished / STATE), size)
         write_atomically(unfinished / MANIFEST, json.dumps(asdict(manifest)) + "\n")
         if final.exists():  # damaged, or of a life that went on from an earlier checkpoint
             final.rename(folder / f"{DOOMED}{final.name}")
@@ -85,7 +85,7 @@ def load_latest(
         path = folder / f"{CHECKPOINT}{step:09d}"
         try:
             manifest = read_manifest(path)
-            if sha256(path / STATE) != manifest.sha256:
+            if checksum(path / STATE) != manifest.sha256:
                 raise ValueError("its checksum is wrong")
             return manifest, load_file(path / STATE)
         except (OSError, ValueError, TypeError, SafetensorError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from idode.config import Config
-from idode.durable import sha256
+from idode.durable import checksum
 from idode.run import MODEL, Parent, Run
 from idode.training import checkpoint
 
@@ -55,4 +55,4 @@ def finetuned(
 def parent_of(run: Run, name: str) -> Parent:
     """What a run that starts from this one, found as ``name``, says of its origin."""
     found = checkpoint.steps(run.checkpoints)
-    return Parent(name, max(found, default=None), sha256(run.path / MODEL))
+    return Parent(name, max(found, default=None), checksum(run.path / MODEL))
