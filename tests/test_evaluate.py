@@ -81,7 +81,11 @@ def test_the_table_of_bounds_has_nine_cells(run: Path, tmp_path: Path) -> None:
         (["RUN", "--data", "digits"], "the model is for data of shape (1, 4, 4) with 4 levels"),
         (["RUN", "--json", "no/such/folder/r.json"], "make it first"),
         (["RUN", "--json", ".", "--force"], "is a folder"),
-        (["RUN", "--json", "r.json", "--journal", "r.json"], "--json and --journal are both"),
+        (["RUN", "--json", "r.json", "--journal", "r.json"], "are the same file r.json"),
+        (
+            ["RUN", "--json", "r.json", "--journal", "./a/../r.json"],
+            "--json and --journal are the same file a/../r.json: give two names",
+        ),
         (["pretrained:tigers"], "no pretrained model called 'tigers'"),
         (["RUN", "--tolerance", "-1"], "--tolerance: must be above 0, got -1"),
         (["RUN", "--tolerance", "nan"], "--tolerance: must be a finite number, got 'nan'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,12 @@ from torch import Tensor
 from idode import exact, streams
 from idode.cli import main
 from idode.dequantization import Dequantization, TruncatedNormal, Uniform
-from idode.dequantizer_file import DEQUANTIZER, load_dequantizer, save_dequantizer
+from idode.dequantizer_file import (
+    DEQUANTIZER,
+    has_dequantizer,
+    load_dequantizer,
+    save_dequantizer,
+)
 from idode.errors import InputError
 from idode.learned import Learned, base
 from idode.likelihood import Settings, bits_per_dim
@@ -349,6 +355,22 @@ class TestCommand:
             assert dequantize(run, "--out", str(tmp_path / "copy")) == 2
         assert "No space left on device): make room" in capsys.readouterr().err
         assert dequantize(run, "--out", str(tmp_path / "copy")) == 0
+
+    def test_a_copy_cut_short_after_its_model_can_be_made_again(
+        self, run: Path, tmp_path: Path, monkeypatch, capsys
+    ) -> None:
+        def full(path: Path, content: str) -> None:
+            raise OSError(28, "No space left on device")
+
+        copy = tmp_path / "copy"
+        with monkeypatch.context() as patch:
+            patch.setattr("idode.run.write_atomically", full)
+            assert dequantize(run, "--out", str(copy)) == 2
+        assert "No space left on device" in capsys.readouterr().err
+        assert list(copy.iterdir()) == []
+        shutil.copy(run / "model.safetensors", copy)  # as after a kill
+        assert dequantize(run, "--out", str(copy)) == 0
+        assert has_dequantizer(open_run(copy))
 
     def test_an_interrupt_leaves_the_one_that_force_would_replace(
         self, run: Path, tmp_path: Path, monkeypatch, capsys

@@ -104,12 +104,23 @@ def _folder(args: argparse.Namespace, opened: Run) -> Path:
         )
     folder: Path = opened.path if args.out is None else args.out
     if not holds_run(folder):
-        claim(folder, resume=None, force=args.force)
+        if not _half_copied(opened, folder):
+            claim(folder, resume=None, force=args.force)
     elif folder != opened.path and digest_of(folder) != digest_of(opened.path):
         raise InputError(f"{folder} has another run than {opened.path}: give another folder")
     if (folder / DEQUANTIZER).exists() and not args.force:
         raise InputError(f"{folder} has a learned dequantization: replace it by --force")
     return folder
+
+
+def _half_copied(opened: Run, folder: Path) -> bool:
+    """Whether a folder is what a death in :func:`_copy` leaves: the model alone, as in the run."""
+    from idode.dequantizer_file import digest_of
+    from idode.run import MODEL
+
+    names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
+    shown = [name for name in names if not name.startswith(".")]
+    return shown == [MODEL] and digest_of(folder) == digest_of(opened.path)
 
 
 def _copy(opened: Run, folder: Path) -> None:
@@ -128,4 +139,8 @@ def _copy(opened: Run, folder: Path) -> None:
         write_atomically(folder / MODEL, (opened.path / MODEL).read_bytes())
     except OSError as error:
         raise InputError(f"cannot write {folder / MODEL} ({error.strerror}): make room") from None
-    replace(opened, path=folder).write_config()
+    try:
+        replace(opened, path=folder).write_config()
+    except InputError:
+        (folder / MODEL).unlink()
+        raise

@@ -60,16 +60,14 @@ def run(args: argparse.Namespace) -> int:
     """Carry out ``idode evaluate``; the exit code."""
     from idode.commands.matching import warn_of_other_data
     from idode.commands.progress import Stages
-    from idode.commands.tables import check_output
-    from idode.errors import InputError
+    from idode.commands.tables import check_different, check_output
     from idode.evaluation import open_journal
     from idode.ledger import Ledger
     from idode.run import open_run
     from idode.training import joined
 
     check_output(args.json, args.force)
-    if args.json is not None and args.json == args.journal:
-        raise InputError(f"--json and --journal are both {args.json}: give them different names")
+    check_different({"--json": args.json, "--journal": args.journal})
     opened = open_run(args.run)
     settings = _settings(args, opened.config.model.levels)
     split, identity = _data(args, opened)

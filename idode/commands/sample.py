@@ -112,13 +112,11 @@ def _check_request(args: argparse.Namespace) -> None:
 
 
 def _check_places(args: argparse.Namespace, shape: tuple[int, ...], levels: int | None) -> None:
-    from idode.commands.tables import check_output
-    from idode.errors import InputError
+    from idode.commands.tables import check_different, check_output
 
     _check_out(args.out, shape, levels, args.force)
     check_output(args.json, args.force)
-    if args.json is not None and args.json.resolve() == args.out.resolve():
-        raise InputError(f"--json and --out are the same file {args.out}: give two")
+    check_different({"--json": args.json, "--out": args.out})
 
 
 def _check_out(out: Path, shape: tuple[int, ...], levels: int | None, force: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from idode.durable import write_atomically
 from idode.errors import InputError
 
-__all__ = ["check_output", "table", "write_file", "write_json"]
+__all__ = ["check_different", "check_output", "table", "write_file", "write_json"]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -44,6 +44,17 @@ def check_output(path: Path | None, force: bool) -> None:
         raise InputError(f"{path} exists: give another name, or --force to replace it")
     if not path.parent.is_dir():
         raise InputError(f"there is no folder {path.parent} for {path.name}: make it first")
+
+
+def check_different(outputs: Mapping[str, Path | None]) -> None:
+    """Refuse two options that name one file, however each of them is written."""
+    seen: dict[Path, str] = {}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        other = seen.setdefault(path.resolve(), option)
+        if other != option:
+            raise InputError(f"{other} and {option} are the same file {path}: give two names")
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
