@@ -28,7 +28,8 @@ def at_least(config: object, **limits: float) -> None:
     for name, low in limits.items():
         value = getattr(config, name)
         if value is not None and not (value >= low and math.isfinite(value)):
-            raise InputError(f"{name}={value}: must be {low:g} or more, and finite")
+            finite = "" if math.isfinite(value) else " and finite"
+            raise InputError(f"{name}: must be at least {low:g}{finite}, got {value}")
 
 
 def hints_of(cls: type) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class SoftTruncation:
     def __post_init__(self) -> None:
         check_range(self.gamma_min, self.gamma_max)
         if not (self.power >= 0 and math.isfinite(self.power)):
-            raise InputError(f"truncation={self.power}: must be 0 or more, and finite")
+            raise InputError(f"truncation: must be at least 0 and finite, got {self.power}")
 
     def _mass(self, time: Tensor) -> Tensor:
         """An antiderivative of the unnormalised prior."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from idode.density import prior_log_prob
 from idode.divergence import products
-from idode.errors import InputError
+from idode.fields import at_least
 from idode.model import DiffusionODE
 from idode.numerics import like, per_sample
 from idode.ode import RK4, Field
@@ -41,13 +41,7 @@ class SimulationConfig:
     jacobian: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise InputError(f"simulation.steps={self.steps}: must be 1 or more")
-        if not (0 <= self.kinetic < float("inf") and 0 <= self.jacobian < float("inf")):
-            raise InputError(
-                f"simulation.kinetic={self.kinetic}, simulation.jacobian={self.jacobian}: must be "
-                "0 or more, and finite"
-            )
+        at_least(self, steps=1, kinetic=0, jacobian=0)
 
 
 PLAIN = SimulationConfig()

@@ -72,6 +72,16 @@ def test_floats_are_vectors_and_kept_as_they_are(tmp_path):
             "",
             "has 5 train and 0 test samples, and both are needed: give at least 10, or 2",
         ),
+        (
+            np.zeros((5, 4, 4), np.uint8),
+            "?test=0.05",
+            "and both are needed: give at least 20, or 2 with test=0.5$",
+        ),
+        (
+            np.zeros((1, 4, 4), np.uint8),
+            "?test=0.5",
+            "and both are needed: give at least 2$",
+        ),
         (np.zeros((0, 4, 4), np.uint8), "", "rows of numbers"),
         (np.array(["a"]), "", "rows of numbers"),
         (np.array([{}]), "", "rows of numbers"),

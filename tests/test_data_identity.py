@@ -119,6 +119,21 @@ def test_other_data_under_a_published_name_is_refused_and_not_kept(tmp_path):
     assert not list((tmp_path / "cache").iterdir())
 
 
+def test_a_folder_without_the_official_files_is_named_with_them(tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    advice = f"check that {empty} holds its official files, data_batch_1 to data_batch_5 and test"
+    with pytest.raises(InputError, match=f"^cifar10 holds no samples: {advice}"):
+        load(f"cifar10:{empty}", tmp_path / "cache")
+    (empty / "test_batch.bin").write_bytes(bytes(3073))
+    with pytest.raises(InputError, match=f"both are needed: {advice}"):
+        load(f"cifar10:{empty}", tmp_path / "cache")
+    (empty / "test_batch.bin").unlink()
+    for name, file in (("mnist", "t10k-images"), ("imagenet32-old", "valid_32x32.tar")):
+        with pytest.raises(InputError, match=f"check that {empty} holds .*{file}"):
+            load(f"{name}:{empty}", tmp_path / "cache")
+
+
 def test_the_published_hash_is_checked_and_not_only_the_sizes(tmp_path):
     small = dataclasses.replace(CATALOGUE["cifar10"], train_size=1, test_size=1)
     for name in ("data_batch_1.bin", "test_batch.bin"):

@@ -21,6 +21,8 @@ from idode.errors import InputError
 
 __all__ = ["CATALOGUE", "Published", "Remote"]
 
+IDX_FILES = "train-images-idx3-ubyte and t10k-images-idx3-ubyte"
+
 
 @dataclass(frozen=True)
 class Remote:
@@ -41,6 +43,7 @@ class Published:
     shape: tuple[int, ...]
     sha256: str | None
     read: Callable[[Path], Chunks]
+    files: str  # that it reads, in words
     official: tuple[Remote, ...]
     registry: Callable[[Path], None] | None
     levels: int = 256
@@ -70,6 +73,7 @@ CIFAR10 = Published(
     shape=(3, 32, 32),
     sha256="2ae5d6db0453753867541f0ccce0b648fcd0aaf596c0ca67c33dc03b3deaf283",
     read=read_cifar10,
+    files="data_batch_1 to data_batch_5 and test_batch",
     official=(
         Remote(
             "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
@@ -86,6 +90,7 @@ MNIST = Published(
     shape=(1, 28, 28),
     sha256="5b92582eb909c82a9bfefcd44acbe9233be3eb5b419a44cf211022ad2bf4bf96",
     read=read_idx,
+    files=IDX_FILES,
     official=(
         Remote(
             "https://yann.lecun.com/exdb/mnist/train-images-idx3-ubyte.gz",
@@ -106,6 +111,7 @@ FASHION_MNIST = Published(
     shape=(1, 28, 28),
     sha256="0fbbfcb392782b3b702472ead3688778e1509e8cf40f5c24d9d3303618b193ab",
     read=read_idx,
+    files=IDX_FILES,
     official=(
         Remote(
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/train-images-idx3-ubyte.gz",
@@ -126,6 +132,7 @@ IMAGENET32 = Published(
     shape=(3, 32, 32),
     sha256=None,
     read=read_imagenet32,
+    files="train_data_batch_1 to train_data_batch_10 and val_data",
     official=(
         Remote(
             "https://www.image-net.org/data/downsample/Imagenet32_train_npz.zip",
@@ -146,6 +153,7 @@ IMAGENET32_OLD = Published(
     shape=(3, 32, 32),
     sha256=None,
     read=read_imagenet32_old,
+    files="train_32x32.tar and valid_32x32.tar",
     official=(),
     registry=None,
 )

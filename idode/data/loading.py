@@ -65,13 +65,15 @@ def load_published(published: Published, source: Path | None, root: Path) -> Dat
             f"{published.name} is not in {root}: {advice}give its official files as "
             f"{published.name}:PATH"
         )
+    advice = f"check that {source} holds its official files, {published.files}"
     return prepare(
         published.read(source),
         folder,
         published.name,
         published.version,
         check=published.check,
-        few=f"check that {source} holds its official files",
+        few=advice,
+        none=advice,
     )
 
 
@@ -101,7 +103,7 @@ def load_file(spec: Spec, root: Path) -> Dataset:
     chunks = READERS[spec.kind](spec.path, **options)
     share = options.get("test", 0.1)
     enough = f"at least {math.ceil(1 / share)}" if 1e-6 < share < 1 else "more"
-    few = f"give {enough}, or 2 with ?test=0.5"
+    few = f"give {enough}" + ("" if 0.5 <= share < 1 else ", or 2 with test=0.5")
     return prepare(chunks, folder, f"{spec.kind}:{path.name}", "user's files", levels, few=few)
 
 

@@ -117,7 +117,7 @@ class Writer:
 
 
 def write_splits(
-    chunks: Chunks, folder: Path, levels: int | None, name: str, few: str
+    chunks: Chunks, folder: Path, levels: int | None, name: str, few: str, none: str
 ) -> int | None:
     """Write both ``.npy`` files; returns the number of levels."""
     first: NDArray[Any] | None = None
@@ -134,7 +134,7 @@ def write_splits(
                 )
             writers[split].append(encode(rows, levels))
         if first is None:
-            raise InputError(f"{name} holds no samples: check the path of --data")
+            raise InputError(f"{name} holds no samples: {none}")
         for split in SPLITS:
             if not writers[split].count:
                 counts = " and ".join(f"{writers[s].count} {s}" for s in SPLITS)
@@ -151,10 +151,11 @@ def prepare(
     levels: int | None = None,
     check: Callable[[Identity], None] = lambda identity: None,
     few: str = "give more",
+    none: str = "check the path of --data",
 ) -> Dataset:
     """Write what a reader yields to ``folder``; ``check`` may refuse it before it appears.
 
-    ``few`` is what to do where a split has no samples.
+    ``few`` is what to do where a split has no samples, ``none`` where neither has.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +166,7 @@ def prepare(
             f"cannot write to {folder.parent} ({error.strerror}): set IDODE_DATA to another folder"
         ) from error
     try:
-        levels = write_splits(chunks, scratch, levels, name, few)
+        levels = write_splits(chunks, scratch, levels, name, few, none)
         train, test = (np.load(scratch / f"{s}.npy", mmap_mode="r") for s in SPLITS)
         shape = tuple(train.shape[1:])
         hashed = digest(train, test)
