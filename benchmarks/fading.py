@@ -1,0 +1,68 @@
+"""What Fourier features at every noise level cost a solver: ``python benchmarks/fading.py``.
+
+The same weights with and without fading: log-likelihoods by Adams on equal steps, and how far
+they are from those with twice the steps. The shipped Fashion-MNIST model was trained without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+
+import torch
+
+from idode.bounds import sde_bound
+from idode.config import Config
+from idode.data import load
+from idode.density import log_prob
+from idode.likelihood import Settings
+from idode.nets import UNetConfig
+from idode.numerics import nats_to_bits
+from idode.ode import Adams, uniform_grid
+from idode.rows import Rows
+from idode.run import Run, open_run
+from idode.weights import Task, dequantization_for
+
+STEPS = (32, 64, 128, 256, 512)
+
+
+def faded(run: Run, fade: float) -> Run:
+    """The same run with another fade."""
+    net = run.config.net
+    assert isinstance(net, UNetConfig)
+    config: Config = dataclasses.replace(run.config, net=dataclasses.replace(net, fade=fade))
+    return dataclasses.replace(run, config=config)
+
+
+def main() -> None:
+    """Print one row for each fade."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", nargs="?", default="pretrained:fashion-mnist-small")
+    parser.add_argument("--data", default="fashion-mnist")
+    parser.add_argument("--images", type=int, default=2, help="of the solver's errors [2]")
+    parser.add_argument("--bound-images", type=int, default=64, help="of the SDE bound [64]")
+    parser.add_argument("--fades", type=float, nargs="*", default=[0.0, 0.15])
+    args = parser.parse_args()
+    run, test = open_run(args.run), load(args.data).test
+    settings = Settings()
+    print("fade  SDE bound  ODE  " + "  ".join(f"{n} steps" for n in STEPS[:-1]))
+    for fade in args.fades:
+        model = faded(run, fade).model(torch.device("cpu"))
+        bound = sde_bound(model, test[: args.bound_images], device="cpu").mean
+        task = Task(model, settings, dequantization_for(model, settings, None), torch.float32)
+        pixels, indices = Rows(test[: args.images], args.images, 0, "cpu").part(0)
+        x, weight = task.state(pixels, indices, 0)
+        probes = task.probes(x, indices, 0, 1)
+        values = []
+        for steps in STEPS:
+            solver = Adams(uniform_grid(steps))
+            found = log_prob(model, x, start=task.bridge.gamma, solver=solver, probes=probes)
+            values.append(-nats_to_bits(found.log_p + weight, x[0].numel()))
+        errors = [float((a - b).square().mean().sqrt()) for a, b in itertools.pairwise(values)]
+        shown = "  ".join(f"{error:8.4f}" for error in errors)
+        print(f"{fade:4g} {bound:10.4f} {float(values[-1].mean()):6.3f}  {shown}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
