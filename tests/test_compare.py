@@ -19,7 +19,7 @@ from scipy import stats
 from test_layers import ROOT
 
 from idode.cli import main
-from idode.commands.compare import tables
+from idode.commands.compare import _clear, tables
 from idode.comparison import Bench
 from idode.comparison.curves import Curve, learning_curve
 from idode.comparison.orderings import Claim, claims, student, verdicts
@@ -56,6 +56,10 @@ def command(spec: str, out: Path, *more: str) -> list[str]:
     words = [word for setting in TINY for word in ("--set", setting)]
     size = ["--steps", "10", "--limit", "4", "--tolerance", "1", "--samples", "8"]
     return ["compare", "--data", spec, *words, *size, "--quiet", "--out", str(out), *more]
+
+
+def stopped(*args: object) -> None:
+    raise KeyboardInterrupt
 
 
 def value(out: Path) -> dict:
@@ -157,6 +161,54 @@ class TestCommand:
         assert max(map(len, printed.splitlines())) <= 100
         assert "1.900±0.058" in printed
         assert all(metric.title in printed for metric in METRICS.values())
+
+    def test_a_column_is_printed_with_its_kind_wherever_it_stands(self, monkeypatch) -> None:
+        turned = dict(reversed(METRICS.items()))
+        for place in ("table.METRICS", "page.HEADER"):
+            header = ["system", *(metric.title for metric in turned.values())]
+            monkeypatch.setattr(f"idode.comparison.{place}",
+                                turned if place == "table.METRICS" else header)  # fmt: skip
+        first, second = tables(rows(["vdm"], [])).split("\n\n")
+        assert "ODE tn" in first
+        assert "FID*" in first
+        assert "train s" in second
+        assert "steps to vdm" in second
+
+    def test_force_removes_what_makes_it_a_comparison_last(
+        self, spec, done: Path, tmp_path: Path, monkeypatch
+    ) -> None:
+        out, gone, unlink = tmp_path / "o", [], Path.unlink
+        shutil.copytree(done, out)
+
+        def removed(path: Path, missing_ok: bool = False) -> None:
+            gone.append(path.relative_to(out).as_posix())
+            unlink(path, missing_ok)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", removed)
+            _clear(out)
+        assert gone[-1] == "plan.json"
+        assert "compare.html" in gone
+        for system in ("vdm", "idode-vp"):
+            result, config = (f"{system}/seed-0/{name}.json" for name in ("result", "config"))
+            assert gone.index(result) < gone.index(config)
+        assert list(out.iterdir()) == []
+
+    def test_every_other_value_is_told_and_no_option_that_there_is_not(
+        self, spec, done: Path, tmp_path: Path, monkeypatch, capsys
+    ) -> None:
+        out = tmp_path / "o"
+        shutil.copytree(done, out)
+        for name, effort in (("vdm", {"limit": 5}), ("idode-vp", {"limit": 4, "draws": 8})):
+            path = out / name / "seed-0" / "result.json"
+            stored = json.loads(path.read_text())
+            path.write_text(json.dumps({**stored, "effort": {**stored["effort"], **effort}}))
+        monkeypatch.setattr("idode.commands.compare._carry_out", stopped)
+        words = command(spec, out, "--systems", "vdm,idode-vp", "--limit", "3")
+        words.remove("--quiet")
+        assert main(words) == 130
+        told = capsys.readouterr().err.splitlines()[0]
+        assert "(--limit 4 and 5 before, 3 now, draws 8 before, 16 now)" in told
 
     def test_continuous_data_is_refused(self, tmp_path: Path, capsys) -> None:
         np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=(20, 2)))

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from idode.comparison.table import Row
 
 __all__ = ["add_arguments", "run", "tables"]
-
-VALUES, TIMES = slice(1, 7), slice(7, None)  # columns behind the name of the system
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -112,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         bench.result(entry)
     store(out, plan)
     if not args.quiet:
-        _tell_of_other_effort(bench)
+        _tell_of_other_effort(bench, vars(args).keys())
     try:
         _carry_out(bench, args.quiet)
         found = summarise(bench)
@@ -172,20 +170,23 @@ def _clear(out: Path) -> None:
     if not (out / PLAN).exists():
         return
     for folder in out.glob("*/seed-*"):
+        (folder / RESULT).unlink(missing_ok=True)  # first: without its run it would count as done
         clear(folder)
-        (folder / RESULT).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # whatever else is in it stays
             folder.rmdir()
             folder.parent.rmdir()
-    (out / PLAN).unlink()
     for name in ("compare.json", "compare.md", "compare.html"):
         (out / name).unlink(missing_ok=True)
     for name in ("curves-steps.png", "curves-seconds.png", "values.png"):
         (out / name).unlink(missing_ok=True)
+    (out / PLAN).unlink()  # last: killed on the way, it is still a comparison to --force
 
 
-def _tell_of_other_effort(bench: Bench) -> None:
-    """One line where runs are measured again, since they were with other settings."""
+def _tell_of_other_effort(bench: Bench, options: Collection[str]) -> None:
+    """One line where runs are measured again, since they were with other settings.
+
+    All that they had are named, each by its option if it is among ``options``.
+    """
     from dataclasses import asdict
 
     from idode.comparison.results import measured_with
@@ -194,10 +195,13 @@ def _tell_of_other_effort(bench: Bench) -> None:
     found = [measured_with(entry.folder(bench.out)) for entry in bench.plan.entries()]
     others = [asdict(effort) for effort in found if effort not in (None, bench.plan.effort)]
     if others:
-        names = [name for name in wanted if any(other[name] != wanted[name] for other in others)]
-        changes = ", ".join(f"--{n} {others[0][n]} before, {wanted[n]} now" for n in names)
-        print(f"{len(others)} of {len(found)} runs are measured again ({changes}); their "
-              "training is kept", file=sys.stderr)  # fmt: skip
+        changes = []
+        for name, now in wanted.items():
+            if old := sorted({other[name] for other in others} - {now}):
+                told = f"--{name}" if name in options else name
+                changes.append(f"{told} {' and '.join(map(str, old))} before, {now} now")
+        print(f"{len(others)} of {len(found)} runs are measured again ({', '.join(changes)}); "
+              "their training is kept", file=sys.stderr)  # fmt: skip
 
 
 def _carry_out(bench: Bench, quiet: bool) -> None:
@@ -230,10 +234,15 @@ def tables(rows: Sequence[Row]) -> str:
     """Values, then times: two tables, neither wider than a terminal; the page has them as one."""
     from idode.commands.tables import table
     from idode.comparison.page import HEADER
+    from idode.comparison.table import METRICS
 
     lines = [HEADER, *([cell.replace(" ± ", "±") for cell in row.texts()] for row in rows)]
-    parts = [[[line[0], *line[place]] for line in lines] for place in (VALUES, TIMES)]
-    return "\n\n".join(table(header, cells) for header, *cells in parts)
+    parts = []
+    for time in (False, True):
+        columns = [0, *(i for i, m in enumerate(METRICS.values(), 1) if m.time is time)]
+        header, *cells = ([line[i] for i in columns] for line in lines)
+        parts.append(table(header, cells))
+    return "\n\n".join(parts)
 
 
 def _print(found: Comparison) -> None:

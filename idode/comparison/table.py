@@ -21,6 +21,7 @@ class Metric:
     title: str
     digits: int
     part: str
+    time: bool = False  # what a run cost, and not how good it is
     timed: str | None = None  # the value that a run has if it could have reached this one
 
 
@@ -31,10 +32,10 @@ METRICS: dict[str, Metric] = {
     "likelihood_nfe": Metric("NFE", 0, "ode"),
     "sampling_nfe": Metric("NFE dopri5", 0, "sampling"),
     "fid": Metric("FID*", 2, "sampling"),
-    "steps_to_baseline": Metric(f"steps to {BASELINE}", 0, "training", "least_steps"),
-    "seconds_to_baseline": Metric(f"s to {BASELINE}", 0, "training", "least_steps"),
-    "train_seconds": Metric("train s", 0, "training"),
-    "evaluation_seconds": Metric("eval s", 0, "sampling"),
+    "steps_to_baseline": Metric(f"steps to {BASELINE}", 0, "training", True, "least_steps"),
+    "seconds_to_baseline": Metric(f"s to {BASELINE}", 0, "training", True, "least_steps"),
+    "train_seconds": Metric("train s", 0, "training", True),
+    "evaluation_seconds": Metric("eval s", 0, "sampling", True),
 }
 
 
