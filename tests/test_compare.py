@@ -142,6 +142,15 @@ class TestCommand:
         assert captured.out == ""
         assert {p: p.read_bytes() for p in done.rglob("*") if p.is_file()} == before
 
+    def test_another_programs_plan_and_folders_survive_force(self, spec, tmp_path, capsys):
+        theirs = {"plan.json": '{"week": 3}', "trial/seed-1/result.json": "{}", "values.png": "x"}
+        for name, text in theirs.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        assert main(command(spec, tmp_path, "--systems", "vdm", "--force")) == 2
+        assert "holds no comparison" in capsys.readouterr().err
+        assert {name: (tmp_path / name).read_text() for name in theirs} == theirs
+
     def test_a_folder_of_something_else_is_refused_even_by_force(self, spec, tmp_path, capsys):
         (tmp_path / "thesis.tex").write_text("chapter one")
         for more in ([], ["--force"]):

@@ -156,7 +156,7 @@ def test_the_small_presets_fade_and_the_papers_networks_do_not():
 )
 def test_a_fade_that_makes_no_sense_is_refused(change):
     for config in (TINY, MLPConfig(features=2, fourier=True)):
-        with pytest.raises(InputError, match="fade="):
+        with pytest.raises(InputError, match="^fade"):
             replace(config, **change)
 
 
@@ -215,7 +215,7 @@ def test_images_that_do_not_divide_are_refused_with_advice():
     ("changes", "message"),
     [
         ({"width": 10}, "multiple of groups=4"),
-        ({"depth": 0}, "depth=0: must be 1 or more"),
+        ({"depth": 0}, "depth: must be at least 1, got 0"),
         ({"attention": "nowhere"}, "middle, everywhere, none"),
         ({"dropout": 1.0}, "less than 1"),
         ({"halvings": 4}, "at most depth=3"),
@@ -227,7 +227,7 @@ def test_impossible_settings_are_refused(changes, message):
 
 
 def test_impossible_settings_of_an_mlp_are_refused():
-    with pytest.raises(InputError, match="features=0"):
+    with pytest.raises(InputError, match="features: must be at least 1, got 0"):
         MLPConfig(features=0)
     with pytest.raises(InputError, match="even"):
         MLPConfig(features=2, width=7)

@@ -164,12 +164,13 @@ def _ours(path: Path | None) -> bool:
 def _clear(out: Path) -> None:
     """Remove the runs of a comparison, and nothing that idode did not write."""
     from idode.commands.session import clear
-    from idode.comparison.plan import PLAN
+    from idode.comparison.plan import PLAN, stored_plan
     from idode.comparison.results import RESULT
+    from idode.run import holds_run
 
-    if not (out / PLAN).exists():
+    if stored_plan(out) is None:
         return
-    for folder in out.glob("*/seed-*"):
+    for folder in filter(holds_run, out.glob("*/seed-*")):
         (folder / RESULT).unlink(missing_ok=True)  # first: without its run it would count as done
         clear(folder)
         with contextlib.suppress(OSError):  # whatever else is in it stays

@@ -29,7 +29,16 @@ from idode.run import CONFIG, open_run
 from idode.systems import SYSTEMS, apply, distinct
 from idode.training import finetuned
 
-__all__ = ["BASELINE", "FINETUNED", "Effort", "Entry", "Plan", "check_folder", "store"]
+__all__ = [
+    "BASELINE",
+    "FINETUNED",
+    "Effort",
+    "Entry",
+    "Plan",
+    "check_folder",
+    "store",
+    "stored_plan",
+]
 
 BASELINE = "vdm"  # whose final value the others are timed to
 FINETUNED = ("idode-vp", "idode-sp")  # the second stage is the paper's own
@@ -192,21 +201,28 @@ def _paced(config: Config, points: int) -> Config:
     )
 
 
+def stored_plan(out: Path) -> dict[str, Any] | None:
+    """What the comparison in a folder began with, if there is one: others have a plan.json too."""
+    try:
+        stored = json.loads((out / PLAN).read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        raise InputError(f"{out / PLAN} cannot be read: give another folder with --out") from None
+    return stored if isinstance(stored, dict) and {"preset", "finetune"} <= stored.keys() else None
+
+
 def check_folder(out: Path, plan: Plan, identity: Identity) -> None:
     """Refuse a folder of something else, or of a comparison with other settings."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file: give a folder for the comparison")
     if not out.exists() or not any(not p.name.startswith(".") for p in out.iterdir()):
         return
-    try:
-        stored = json.loads((out / PLAN).read_text())
-        assert isinstance(stored, dict)
-    except FileNotFoundError:
+    stored = stored_plan(out)
+    if stored is None:
         raise InputError(
             f"{out} is not empty and holds no comparison: give another folder with --out"
-        ) from None
-    except (OSError, ValueError, AssertionError):
-        raise InputError(f"{out / PLAN} cannot be read: start again with --force") from None
+        )
     stored.pop("effort", None)  # a plan of an older idode has it
     _same(out, stored, plan.shared())
     for entry in plan.entries():
