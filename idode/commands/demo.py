@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=Path("demo"), metavar="DIR", help="folder of it all [demo]"
     )
     parser.add_argument(
-        "--steps", type=positive, default=1000, metavar="N", help="steps of training [1000]"
+        "--steps", type=positive, default=700, metavar="N", help="steps of training [700]"
     )
     parser.add_argument(
         "--finetune-steps",
