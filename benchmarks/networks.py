@@ -1,7 +1,9 @@
 """Speed and memory of the U-Net: ``python benchmarks/networks.py --json FILE``.
 
 Times are minima over interleaved repeats, so that a neighbour on the machine hits all alike;
-the rate of a plain matrix multiplication is measured in the same rounds. Memory is the peak of
+the rate of a plain matrix multiplication is measured in the same rounds. The forward pass is
+timed three at a time: a task as short as one finds a quiet moment more often than a training
+step does, which makes the step look dearer than it is. Memory is the peak of
 live tensor bytes on the meta device, where shapes are computed and numbers are not.
 """
 
@@ -17,18 +19,21 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import conv2d
 from torch.nn.grad import conv2d_input, conv2d_weight
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
+from idode.allocation import keep_freed_memory
 from idode.nets import UNet, UNetConfig, quicken
 from idode.nets.convolution import weight_gradient
+from idode.nets.normalisation import SwishNorm
+from idode.training.acceleration import in_precision
 
 HEADLINE = UNetConfig(width=64, depth=4, attention="middle")
-SIDE, BATCH, MATMUL = 32, 16, 2048
+SIDE, BATCH, MATMUL, FORWARDS = 32, 16, 2048, 3
 SMALL = {  # (config, side): candidates for a laptop
     "8x8 w32 d2": (UNetConfig(1, 17, 32, 2, "none", groups=8), 8),
     "8x8 w64 d4": (UNetConfig(1, 17, 64, 4, "middle"), 8),
@@ -79,9 +84,15 @@ def peak_memory(config: UNetConfig) -> float:
 
 
 def tasks(
-    config: UNetConfig, side: int, layout: torch.memory_format = torch.channels_last
+    config: UNetConfig,
+    side: int,
+    layout: torch.memory_format = torch.channels_last,
+    option: Callable[[UNet], nn.Module] = lambda net: net,
 ) -> dict[str, Callable]:
-    """The three things a network is used for, as functions without arguments."""
+    """The three things a network is used for, as functions without arguments.
+
+    ``option`` makes of the network what a training step passes through.
+    """
     generator = torch.Generator().manual_seed(0)
     net = UNet(config, generator).to(memory_format=layout)
     quicken(net)
@@ -89,11 +100,14 @@ def tasks(
     x = torch.randn(BATCH, config.channels, side, side, generator=generator)
     t = torch.rand(BATCH, generator=generator)
     probe = torch.randint(0, 2, x.shape, generator=generator) * 2.0 - 1
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)  # as training has it
 
-    def forward() -> None:
+    trained = option(net)
+
+    def forwards() -> None:
         with torch.no_grad():
-            frozen(x, t)
+            for _ in range(FORWARDS):
+                frozen(x, t)
 
     def divergence() -> None:
         z = x.clone().requires_grad_()
@@ -102,10 +116,10 @@ def tasks(
 
     def step() -> None:
         optimizer.zero_grad()
-        (net(x, t) - probe).square().sum().backward()
+        (trained(x, t) - probe).square().sum().backward()
         optimizer.step()
 
-    return {"forward": forward, "value_divergence": divergence, "step": step}
+    return {"forwards": forwards, "value_divergence": divergence, "step": step}
 
 
 def flops(config: UNetConfig, side: int) -> int:
@@ -142,15 +156,16 @@ def headline(repeats: int) -> list[dict]:
         config = replace(HEADLINE, width=width)
         seconds = race({"matmul": matmul()} | tasks(config, SIDE), repeats)
         peak = 2 * MATMUL**3 / seconds["matmul"]
-        rate = flops(config, SIDE) / seconds["forward"]
+        forward = seconds["forwards"] / FORWARDS
+        rate = flops(config, SIDE) / forward
         rows.append(
             {
                 "width": width,
                 "matmul_gflops": peak / 1e9,
-                "forward_seconds": seconds["forward"],
+                "forward_seconds": forward,
                 "forward_share_of_matmul": rate / peak,
-                "value_divergence_forwards": seconds["value_divergence"] / seconds["forward"],
-                "step_forwards": seconds["step"] / seconds["forward"],
+                "value_divergence_forwards": seconds["value_divergence"] / forward,
+                "step_forwards": seconds["step"] / forward,
             }
         )
     return rows
@@ -184,6 +199,43 @@ def gradients(repeats: int) -> list[dict]:
             row[f"{name}_error"] = float((functions[name]() - truth).norm() / truth.norm())
         rows.append(row)
     return rows
+
+
+def norms(repeats: int) -> list[dict]:
+    """Backward pass of the swish of a group norm, ours against the library's, in milliseconds."""
+    rows = []
+    for width, groups in ((64, 32), (128, 32), (256, 32), (32, 8)):
+        drawn = torch.Generator().manual_seed(0)
+        x, grad = (
+            torch.randn(BATCH, width, SIDE, SIDE, generator=drawn).to(
+                memory_format=torch.channels_last
+            )
+            for _ in range(2)
+        )
+        x.requires_grad_()
+        norm = SwishNorm(groups, width)
+        functions = {}
+        for name, quick in (("library", False), ("ours", True)):
+            norm.quick = quick
+            inputs = (x, norm.weight, norm.bias)
+            functions[name] = partial(
+                torch.autograd.grad, norm(x), inputs, grad, retain_graph=True
+            )
+        millis = {name: 1000 * s for name, s in race(functions, 4 * repeats).items()}
+        rows.append({"width": width, "groups": groups} | millis)
+    return rows
+
+
+def options(repeats: int) -> list[dict]:
+    """Training steps with bf16 autocast, and compiled, as a ratio of times to the plain ones."""
+    ways: dict[str, Callable[[UNet], nn.Module]] = {
+        "plain": lambda net: net,
+        "bf16": lambda net: in_precision(net, "bfloat16", torch.device("cpu")),
+        "compiled": torch.compile,
+    }
+    functions = {name: tasks(HEADLINE, SIDE, option=way)["step"] for name, way in ways.items()}
+    seconds = race(functions, repeats)
+    return [{"option": name, "time": s / seconds["plain"]} for name, s in seconds.items()]
 
 
 def layouts(repeats: int) -> list[dict]:
@@ -220,6 +272,7 @@ def small(repeats: int) -> list[dict]:
     for name, (config, side) in SMALL.items():
         seconds = race(tasks(config, side), repeats)
         parameters = sum(p.numel() for p in UNet(config).parameters())
+        seconds["forward"] = seconds.pop("forwards") / FORWARDS
         millis = {f"{task}_ms": 1000 * s / BATCH for task, s in seconds.items()}
         rows.append({"network": name, "parameters": parameters} | millis)
     return rows
@@ -234,8 +287,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    keep_freed_memory()  # as the program does
     figures = {"machine": {"torch": torch.__version__, "threads": args.threads}}
-    for section in (headline, gradients, layouts, checkpointing, small):
+    for section in (headline, gradients, norms, layouts, checkpointing, options, small):
         if section.__name__ not in (args.only or section.__name__):
             continue
         figures[section.__name__] = section(args.repeats)

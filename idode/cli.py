@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from idode.allocation import keep_freed_memory
 from idode.commands.parsing import COMMANDS, INTERRUPTED, Parser, parser_of
 from idode.errors import InputError, NumericalError
 
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = overview().parse_args(arguments[:1]).command
         prog = f"idode {name}"
         args = parser_of(name).parse_args(arguments[1:])
+        keep_freed_memory()
         command: ModuleType = importlib.import_module(COMMANDS[name][0])
         code: int = command.run(args)
     except InputError as error:

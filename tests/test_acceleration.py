@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,6 @@ import torch
 from safetensors.torch import load_file
 from test_training import Notes
 
-from idode.cli import main
 from idode.errors import InputError
 from idode.training import Trainer, finetuned
 from idode.training.acceleration import Autocast, in_precision
@@ -118,19 +120,22 @@ class TestCompilation:
         assert not finetuned(tiny.config("train.compile=true")).train.compile
 
     @pytest.mark.slow
-    @pytest.mark.filterwarnings("ignore")
     def test_without_a_compiler_it_is_one_sentence_and_leaves_nothing(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+        self, tmp_path: Path
     ) -> None:
-        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-        monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "/no/such/compiler"))
-        torch._dynamo.reset()
+        # A process of its own: torch remembers for good which compiler it did not find.
+        missing = {"CXX": "/no/such/compiler", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
         words = ["train", "digits", *tiny.FLAGS, "--out", str(tmp_path / "run")]
-        assert main([*words, "--set", "train.compile=true"]) == 2
-        said = capsys.readouterr().err
-        assert len(said.splitlines()) == 1
-        assert "train.compile=true does not work here" in said
-        assert "C++ compiler" in said
+        done = subprocess.run(
+            [sys.executable, "-m", "idode", *words, "--set", "train.compile=true"],
+            env=os.environ | missing,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
+        assert "train.compile=true does not work here" in done.stderr
+        assert "C++ compiler" in done.stderr
         assert not (tmp_path / "run").exists()
 
     @pytest.mark.slow

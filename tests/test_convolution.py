@@ -23,7 +23,8 @@ def tensors(batch, inputs, outputs, height, width, dtype=torch.float64):
 
 
 @pytest.mark.parametrize(
-    "shape", [(5, 3, 2, 4, 6), (1, 1, 1, 2, 2), (7, 64, 64, 8, 8), (4, 256, 128, 32, 32)]
+    "shape",
+    [(5, 3, 2, 4, 6), (1, 1, 1, 2, 2), (3, 2, 2, 7, 9), (7, 64, 64, 8, 8), (4, 256, 128, 32, 32)],
 )
 def test_the_gradient_is_that_of_the_convolution(shape):
     x, weight, bias, grad = (z.requires_grad_() for z in tensors(*shape))
@@ -38,9 +39,8 @@ def test_the_gradient_is_that_of_the_convolution(shape):
 @pytest.mark.parametrize("images", [1, 2, 3, 6])
 def test_the_gradient_does_not_depend_on_the_pieces_it_is_taken_in(images, monkeypatch):
     x, _, _, grad = tensors(6, 5, 3, 4, 6)
-    room = images * 4 * 6 * (5 + 3) * 3  # entries of so many images, times the fewer channels
+    room = images * 4 * 8 * (5 + 3)  # entries of so many images, in whole tiles
     monkeypatch.setattr("idode.nets.convolution.ENTRIES", room)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     truth = torch.nn.grad.conv2d_weight(x, (3, 5, 3, 3), grad, padding=1)
     torch.testing.assert_close(weight_gradient(x, grad), truth)
 
@@ -50,7 +50,7 @@ def test_it_is_more_exact_than_the_librarys_in_float32():
     truth = weight_gradient(x, grad)
     ours = weight_gradient(x.float(), grad.float()).double()
     theirs = torch.nn.grad.conv2d_weight(x.float(), weight.shape, grad.float(), padding=1)
-    assert (ours - truth).norm() < 1e-6 * truth.norm()
+    assert (ours - truth).norm() < 3e-6 * truth.norm()
     assert (ours - truth).norm() < (theirs.double() - truth).norm()
 
 
@@ -66,7 +66,6 @@ def test_it_is_used_where_it_pays_and_nowhere_else():
     quicken(conv)
     assert pays(x, conv.weight)
     assert type(conv(x).grad_fn).__name__ == "ConvolutionBackward"
-    assert not pays(x[:, :, :7], conv.weight)  # odd height
     assert not pays(x.contiguous(), conv.weight)
     assert not pays(x, Conv(64, 32).weight)
     assert not pays(x, Conv(64, 64, size=1).weight)

@@ -21,7 +21,7 @@ PACKAGE = ROOT / "idode"
 # Low to high. A unit (a module, or a package with all its modules) imports only from rows above
 # its own; docs/design.md shows the same rows, and tests/test_docs.py compares the two.
 LAYERS: list[tuple[str, ...]] = [
-    ("errors", "durable"),
+    ("errors", "durable", "allocation"),
     ("numerics", "fields", "flax_format", "streams", "splines", "rows", "ledger", "journal"),
     ("schedules", "clocks", "divergence", "ode", "nets", "data", "pictures", "coders"),
     ("predictors", "time_sampling", "dequantization", "calibration", "features"),

@@ -1,17 +1,20 @@
 r"""3x3 convolution on CPU with a weight gradient at less than half the price.
 
-The weight gradient of oneDNN takes 1.4 to 1.7 forward passes of the same convolution. Winograd's
-minimal filtering F(2x2, 3x3) needs 16 products where a 2x2 tile of outputs has 36. With d the 4x4
-input tile under it, :math:`\dot y` the gradient of its outputs, and the small matrices A, B, G of
-that algorithm,
+The weight gradient of oneDNN takes 1.5 to 2 forward passes of the same convolution. Winograd's
+minimal filtering F(3x3, 4x4) needs 36 products where a 4x4 tile of outputs has 144. With d the 6x6
+input tile under it and :math:`\dot y` the gradient of its outputs,
 
-.. math:: \dot w = G^T \Big[\sum_{tiles} (A \dot y A^T) \odot (B^T d B)\Big] G ,
+.. math:: \dot w = A \Big[\sum_{tiles} (G \dot y G^T) \odot (B d B^T)\Big] A^T ,
 
-a product of matrices for each of the 16 places, summed over tiles in fewer terms, so that it is
-also more exact. ``benchmarks/networks.py --only gradients`` measures both.
+a product of matrices for each of the 36 places, summed over tiles in fewer terms, so that it is
+no less exact. ``benchmarks/networks.py --only gradients`` measures both.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -21,29 +24,28 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 __all__ = ["convolve", "pays", "weight_gradient"]
 
 CHANNELS = 64  # with fewer, the transforms of the tiles cost more than they save
-# Of input and output in a piece of one thread, times channels: at 128 four times the piece fits
-# its cache; at 64 a product is so quick that fewer calls count for more.
-ENTRIES = 2**25
+ENTRIES = 2**18  # of input and output in a piece: a transformed tile is used from the cache
+TILE, KERNEL, PLACES = 4, 3, 6
+POINTS = (0.0, 1.0, -1.0, 0.5, -2.0)  # where polynomials are multiplied; 2 and -2 err more
 
 
 def pays(x: Tensor, weight: Tensor) -> bool:
     """Whether :func:`convolve` trains faster than the library's convolution, and may be used."""
     return (
-        weight.requires_grad
+        not torch.compiler.is_compiling()  # first: layouts of symbolic shapes are not decided
+        and weight.requires_grad
         and torch.is_grad_enabled()
         and weight.shape[2:] == (3, 3)
         and min(weight.shape[:2]) >= CHANNELS
         and x.device.type == "cpu"
         and x.dtype == weight.dtype
-        and x.shape[2] % 2 == x.shape[3] % 2 == 0
         and x.is_contiguous(memory_format=torch.channels_last)
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
     )
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """``conv2d(x, weight, bias, padding=1)`` of ``(B, C, H, W)`` with even H and W."""
+    """``conv2d(x, weight, bias, padding=1)`` of ``(B, C, H, W)``."""
     y: Tensor = Convolution.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return y
 
@@ -78,68 +80,76 @@ class Convolution(torch.autograd.Function):
 
 
 def weight_gradient(x: Tensor, grad: Tensor) -> Tensor:
-    """Gradient ``(O, C, 3, 3)`` from inputs ``(B, C, H, W)`` and ``grad`` ``(B, O, H, W)``.
-
-    In pieces of a few images: a transformed tile must still be in the cache when it is used.
-    """
-    batch, inputs, height, width = x.shape
-    outputs = grad.shape[1]
-    room = ENTRIES // min(inputs, outputs) * torch.get_num_threads()
-    wanted = max(1, room // (height * width * (inputs + outputs)))
+    """Gradient ``(O, C, 3, 3)`` from inputs ``(B, C, H, W)`` and ``grad`` ``(B, O, H, W)``."""
+    (batch, inputs, height, width), outputs = x.shape, grad.shape[1]
+    rows, columns = -(-height // TILE), -(-width // TILE)
+    wanted = max(1, ENTRIES // (rows * columns * TILE**2 * (inputs + outputs)))
     size = max(n for n in range(1, min(wanted, batch) + 1) if batch % n == 0)
-    padded = _padded(x.permute(0, 2, 3, 1))
-    images = grad.permute(0, 2, 3, 1)
-    grid = (size, height // 2, width // 2)
-    rows = x.new_empty(4, size, height // 2, width + 2, inputs)
-    tiles = x.new_empty(4, 4, *grid, inputs)
-    sums = x.new_empty(2, size, height // 2, width, outputs)
-    spread = x.new_empty(4, 4, *grid, outputs)
-    total = x.new_zeros(16, outputs, inputs)
+    grid = (size, rows, columns)
+    images, gradients = x.permute(0, 2, 3, 1), grad.permute(0, 2, 3, 1)
+    below, right = rows * TILE - height, columns * TILE - width
+    if below or right:  # tiles do not fit: zeros make up for it
+        gradients = F.pad(gradients, (0, 0, 0, right, 0, below))
+    padded = x.new_zeros(size, rows * TILE + 2, columns * TILE + 2, inputs)
+    inside = padded[:, 1 : height + 1, 1 : width + 1]
+    patches, half_way, tiles = (x.new_empty(PLACES, PLACES, *grid, inputs) for _ in range(3))
+    blocks, half_spread, spread = (
+        x.new_empty(*places, *grid, outputs)
+        for places in ((TILE, TILE), (PLACES, TILE), (PLACES, PLACES))
+    )
+    total = x.new_zeros(PLACES**2, outputs, inputs)
+    a, b, g = (m.to(x.dtype) for m in _transforms())
     for start in range(0, batch, size):
-        _input_tiles(padded[start : start + size], rows, tiles)
-        _output_tiles(images[start : start + size], sums, spread)
-        total.baddbmm_(spread.view(16, -1, outputs).mT, tiles.view(16, -1, inputs))
-    # The last row of A is -1 where `spread` has +1.
-    g = x.new_tensor([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, -1]])
-    found = torch.kron(g, g).mT @ total.view(16, -1)
-    return found.view(3, 3, outputs, inputs).permute(2, 3, 0, 1)
+        piece = slice(start, start + size)
+        inside.copy_(images[piece])
+        _transform(b, patches.copy_(_overlapping(padded)), half_way, tiles)
+        split = gradients[piece].view(size, rows, TILE, columns, TILE, outputs)
+        _transform(g, blocks.copy_(split.permute(2, 4, 0, 1, 3, 5)), half_spread, spread)
+        total.baddbmm_(spread.flatten(0, 1).flatten(1, 3).mT, tiles.flatten(0, 1).flatten(1, 3))
+    found = torch.kron(a, a) @ total.flatten(1)
+    return found.view(KERNEL, KERNEL, outputs, inputs).permute(2, 3, 0, 1)
 
 
-def _padded(images: Tensor) -> Tensor:
-    """``(n, H, W, C)`` with a border of zeros; the library's padding writes the inside twice."""
-    n, height, width, channels = images.shape
-    padded = images.new_empty(n, height + 2, width + 2, channels)
-    padded[:, :: height + 1].zero_()
-    padded[:, :, :: width + 1].zero_()
-    padded[:, 1:-1, 1:-1] = images
-    return padded
+def _transform(m: Tensor, patches: Tensor, half_way: Tensor, out: Tensor) -> None:
+    """``m d m^T`` of the first two axes of ``(p, p, ...)``, into ``(q, q, ...)``."""
+    q, p = m.shape
+    torch.mm(m, patches.view(p, -1), out=half_way.view(q, -1))
+    torch.bmm(m.expand(q, q, p), half_way.view(q, p, -1), out=out.view(q, q, -1))
 
 
-def _input_tiles(padded: Tensor, rows: Tensor, tiles: Tensor) -> None:
-    """``B^T d B`` of all tiles of ``(n, H + 2, W + 2, C)``, into ``(4, 4, n, H/2, W/2, C)``."""
-    height, width = padded.shape[1] - 2, padded.shape[2] - 2
-    _differences([padded[:, k : k + height - 1 : 2] for k in range(4)], list(rows))
-    columns = [rows[:, :, :, k : k + width - 1 : 2] for k in range(4)]
-    _differences(columns, [tiles[:, k] for k in range(4)])
+def _overlapping(padded: Tensor) -> Tensor:
+    """The 6x6 tiles of ``(n, H + 2, W + 2, C)`` every 4 pixels, ``(6, 6, n, H/4, W/4, C)``."""
+    n, height, width, channels = padded.shape
+    image, row, pixel, one = padded.stride()
+    shape = (PLACES, PLACES, n, height // TILE, width // TILE, channels)
+    return padded.as_strided(shape, (row, pixel, image, TILE * row, TILE * pixel, one))
 
 
-def _differences(d: list[Tensor], out: list[Tensor]) -> None:
-    """``B^T d`` along one axis."""
-    torch.sub(d[0], d[2], out=out[0])
-    torch.add(d[1], d[2], out=out[1])
-    torch.sub(d[2], d[1], out=out[2])
-    torch.sub(d[1], d[3], out=out[3])
+@cache
+def _transforms() -> tuple[Tensor, Tensor, Tensor]:
+    r"""A, B and G of Cook and Toom, ``(3, 6)``, ``(6, 6)`` and ``(6, 4)``, in float64.
+
+    Of one axis: :math:`w_i = \sum_k y_k d_{k+i}` is the transpose of a product of polynomials of
+    degrees 2 and 3, which six values determine: those at the points, and the leading coefficient.
+    """
+    a: list[list[float]] = []
+    g: list[list[float]] = []
+    b: list[list[float]] = []
+    for p in POINTS:
+        others = [q for q in POINTS if q != p]
+        a.append([p**k for k in range(KERNEL)])
+        g.append([p**k / math.prod(p - q for q in others) for k in range(TILE)])
+        b.append([*_with_roots(others), 0.0])
+    a.append([0.0] * (KERNEL - 1) + [1.0])
+    g.append([0.0] * (TILE - 1) + [1.0])
+    b.append(_with_roots(POINTS))
+    transposed, of_input, of_gradient = (torch.tensor(m, dtype=torch.float64) for m in (a, b, g))
+    return transposed.mT, of_input, of_gradient
 
 
-def _output_tiles(images: Tensor, sums: Tensor, spread: Tensor) -> None:
-    """``A y A^T`` but for signs, of ``(n, H, W, O)``, into ``(4, 4, n, H/2, W/2, O)``."""
-    n, height, width, outputs = images.shape
-    rows = images.view(n, height // 2, 2, width, outputs).movedim(2, 0)  # even and odd ones
-    torch.add(rows[0], rows[1], out=sums[0])
-    torch.sub(rows[0], rows[1], out=sums[1])
-    for source, target in ((rows, spread[0::3]), (sums, spread[1:3])):
-        left, right = source[:, :, :, 0::2], source[:, :, :, 1::2]
-        target[:, 0] = left
-        torch.add(left, right, out=target[:, 1])
-        torch.sub(left, right, out=target[:, 2])
-        target[:, 3] = right
+def _with_roots(roots: Iterable[float]) -> list[float]:
+    """Coefficients of the product of all (x - root), constant first."""
+    found = [1.0]
+    for r in roots:
+        found = [low - r * high for low, high in zip([0.0, *found], [*found, 0.0], strict=True)]
+    return found

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from idode.nets.convolution import convolve, pays
+from idode.nets.normalisation import SwishNorm
 
 __all__ = [
     "Attention",
@@ -67,13 +68,14 @@ class Conv(nn.Conv2d):
 
 
 def quicken(network: nn.Module, on: bool = True) -> None:
-    """Take weight gradients the quick way (:mod:`idode.nets.convolution`) where it pays.
+    """Go back through convolutions and norms the quick way where it pays.
 
-    For training that asks for gradients of the weights alone: a derivative by the input would
-    compute those of the weights beside it, and ``torch.func`` knows nothing of them.
+    See :mod:`idode.nets.convolution` and :mod:`idode.nets.normalisation`. For training that asks
+    for gradients of the weights alone: a derivative by the input would compute those of the
+    weights beside it, and ``torch.func`` knows nothing of them.
     """
     for module in network.modules():
-        if isinstance(module, Conv):
+        if isinstance(module, Conv | SwishNorm):
             module.quick = on
 
 
@@ -159,8 +161,9 @@ def dropout(x: Tensor, rate: float) -> Tensor:
     threshold = min(round(rate * 2**16), 2**16 - 1)
     draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device)
     bits = draws.random_(-(2**63), None).view(torch.int16)
-    keep = bits.as_strided(x.shape, x.stride()) >= threshold - 2**15  # laid out like x
-    return x * (keep.to(x.dtype) * (1 / (1 - threshold / 2**16)))
+    bits = bits.as_strided(x.shape, x.stride())  # laid out like x
+    keep = torch.ge(bits, threshold - 2**15, out=torch.empty_like(x, requires_grad=False))
+    return x * keep.mul_(1 / (1 - threshold / 2**16))
 
 
 class ResidualBlock(nn.Module):
@@ -170,18 +173,18 @@ class ResidualBlock(nn.Module):
         self, inputs: int, outputs: int, *, condition: int, groups: int, dropout: float
     ) -> None:
         super().__init__()
-        self.norm1 = nn.GroupNorm(groups, inputs, eps=1e-6)
+        self.norm1 = SwishNorm(groups, inputs)
         self.conv1 = Conv(inputs, outputs)
         self.condition = Dense(condition, outputs, bias=False, zero=True)
-        self.norm2 = nn.GroupNorm(groups, outputs, eps=1e-6)
+        self.norm2 = SwishNorm(groups, outputs)
         self.dropout = dropout
         self.conv2 = Conv(outputs, outputs, zero=True)
         self.shortcut = Conv(inputs, outputs, size=1) if inputs != outputs else nn.Identity()
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         """``x`` is ``(B, inputs, H, W)``, ``condition`` is ``(B, condition)``."""
-        h = self.conv1(F.silu(self.norm1(x)))
-        h = F.silu(self.norm2(h + self.condition(condition)[:, :, None, None]))
+        h = self.conv1(self.norm1(x))
+        h = self.norm2(h + self.condition(condition)[:, :, None, None])
         if self.training and self.dropout:
             h = dropout(h, self.dropout)
         branch: Tensor = self.conv2(h)

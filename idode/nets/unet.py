@@ -27,6 +27,7 @@ from idode.nets.layers import (
     initialise,
 )
 from idode.nets.memory import RandomState, recomputed
+from idode.nets.normalisation import SwishNorm
 
 __all__ = ["UNet", "UNetConfig"]
 
@@ -128,7 +129,7 @@ class UNet(nn.Module):
         self.up = nn.ModuleList(
             Stage(config, 2 * width, attention=everywhere) for _ in range(depth + 1)
         )
-        self.norm_out = nn.GroupNorm(config.groups, width, eps=1e-6)
+        self.norm_out = SwishNorm(config.groups, width)
         self.conv_out = Conv(width, colours, zero=True)
         # Block i halves its input if i is in here; skip i then meets a doubled image.
         spacing = depth / (config.halvings + 1)
@@ -153,7 +154,7 @@ class UNet(nn.Module):
         else:
             skips = self._descend(h, condition, 0, self.config.depth)
             h = self._climb(self._turn(skips.pop(), condition), skips, condition, 0)
-        h = self.conv_out(F.silu(self.norm_out(h)))
+        h = self.conv_out(self.norm_out(h))
         return x + F.pixel_shuffle(h, self.config.patch)
 
     def _descend(self, h: Tensor, condition: Tensor, start: int, stop: int) -> list[Tensor]:

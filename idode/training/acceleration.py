@@ -57,7 +57,7 @@ def compile_in_place(net: nn.Module, config: Config) -> None:
             "differentiated twice, as objective.order=2 and objective.method=simulation do; leave "
             "it off"
         )
-    net.compile()
+    net.compile(dynamic=False)  # shapes never change, and symbolic ones do not always compile
 
 
 def refusal(error: Exception) -> InputError:
