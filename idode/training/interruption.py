@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 
 __all__ = ["Interruption"]
 
@@ -30,10 +30,5 @@ class Interruption:
                 self._before[number] = signal.signal(number, self._note)  # type: ignore[assignment]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._restore()
