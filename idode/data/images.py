@@ -130,7 +130,7 @@ def read_images(
     images outside of them are then left out. Otherwise one in 1/``test`` is held out.
     """
     if size is not None and size < 1:
-        raise InputError(f"size={size} is not a number of pixels: give 1 or more")
+        raise InputError(f"size: must be at least 1, got {size}")
     if channels not in (None, 3):
         raise InputError(f"channels={channels}: give 3 to read grey images as colour, or nothing")
     own = {"train", "test"} <= {split_of(m.name) for m in image_members(path)}
