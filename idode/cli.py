@@ -44,6 +44,8 @@ def overview() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; 0 is success, 2 bad input, 3 numbers out of range, 130 interrupted."""
+    if argv is None:  # the process is the program's own
+        keep_freed_memory()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments:
         overview().print_help()
@@ -53,7 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = overview().parse_args(arguments[:1]).command
         prog = f"idode {name}"
         args = parser_of(name).parse_args(arguments[1:])
-        keep_freed_memory()
         command: ModuleType = importlib.import_module(COMMANDS[name][0])
         code: int = command.run(args)
     except InputError as error:

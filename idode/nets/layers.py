@@ -48,8 +48,8 @@ class Dense(nn.Linear):
 class Conv(nn.Conv2d):
     """Convolution that keeps the image size; ``zero`` starts it at nought.
 
-    The kernel is stored channels-last, and the activations take their layout from it: measured
-    11 to 29% faster on CPU for one forward convolution (docs/results/networks.md).
+    The kernel is stored channels-last, and the activations take their layout from it: our weight
+    gradient needs it, and nothing is slower for it (docs/results/networks.md).
     """
 
     def __init__(self, inputs: int, outputs: int, size: int = 3, *, zero: bool = False) -> None:
@@ -71,8 +71,8 @@ def quicken(network: nn.Module, on: bool = True) -> None:
     """Go back through convolutions and norms the quick way where it pays.
 
     See :mod:`idode.nets.convolution` and :mod:`idode.nets.normalisation`. For training that asks
-    for gradients of the weights alone: a derivative by the input would compute those of the
-    weights beside it, and ``torch.func`` knows nothing of them.
+    for gradients of the weights, once: a derivative by the input would compute those of the
+    weights beside it, a second one is refused, and ``torch.func`` knows nothing of them.
     """
     for module in network.modules():
         if isinstance(module, Conv | SwishNorm):
@@ -161,9 +161,8 @@ def dropout(x: Tensor, rate: float) -> Tensor:
     threshold = min(round(rate * 2**16), 2**16 - 1)
     draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device)
     bits = draws.random_(-(2**63), None).view(torch.int16)
-    bits = bits.as_strided(x.shape, x.stride())  # laid out like x
-    keep = torch.ge(bits, threshold - 2**15, out=torch.empty_like(x, requires_grad=False))
-    return x * keep.mul_(1 / (1 - threshold / 2**16))
+    keep = bits.as_strided(x.shape, x.stride()) >= threshold - 2**15  # laid out like x
+    return x * keep.to(x.dtype).mul_(1 / (1 - threshold / 2**16))
 
 
 class ResidualBlock(nn.Module):

@@ -1,28 +1,32 @@
-r"""Swish of a group norm, with a backward pass on CPU at half the price.
+r"""Swish of a group norm on CPU, with a backward pass that does not mind small groups.
 
-The library's is slow where a group has few channels, as the innermost loop runs over them. With
-:math:`\hat x = (x - m) r` normalised by mean m and inverse deviation r of its group, scale w, and
-:math:`\dot u` the gradient of the swish's input,
+The library's innermost loop runs over the channels of a group. With :math:`\hat x = (x - m) r`
+normalised by mean m and inverse deviation r of its group, scale w, and :math:`\dot u` the gradient
+of the swish's input,
 
-.. math:: \dot x = r (w \dot u - \overline{w \dot u} - \hat x\, \overline{w \dot u \hat x}),
+.. math:: \dot x = r (w \dot u - a - \hat x b) = r w \dot u - r^2 b x + r (r m b - a)
 
-bars being means over the group: two sums per channel, then a line in x and :math:`\dot u` with
-coefficients per channel. ``benchmarks/networks.py --only norms`` measures both.
+where a and b are the means of :math:`w \dot u` and :math:`w \dot u \hat x` over the group: two
+sums per channel, then a line in x and :math:`\dot u`. ``benchmarks/networks.py --only norms``
+measures both.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.nn import functional as F
+
+from idode.nets.quick import check_first_order, possible
 
 __all__ = ["SwishNorm"]
 
-CHANNELS = 4  # in a group; with more the library's loops are long enough
+CHANNELS = 4  # in a group; with more the library's loop is long enough
 
 
 class SwishNorm(nn.GroupNorm):
-    """``silu(group_norm(x))`` of ``(B, C, H, W)``; ``quick`` where no one differentiates twice."""
+    """``silu(group_norm(x))`` of ``(B, C, H, W)``; ``quick`` if no one differentiates twice."""
 
     def __init__(self, groups: int, channels: int) -> None:
         super().__init__(groups, channels, eps=1e-6)
@@ -37,23 +41,15 @@ class SwishNorm(nn.GroupNorm):
 
     def pays(self, x: Tensor) -> bool:
         """Whether our backward pass is faster than the library's, and may be used."""
-        return (
-            not torch.compiler.is_compiling()  # first: layouts of symbolic shapes are not decided
-            and torch.is_grad_enabled()
-            and self.num_channels <= CHANNELS * self.num_groups
-            and x.device.type == "cpu"
-            and x.dtype == self.weight.dtype
-            and x.is_contiguous(memory_format=torch.channels_last)
-            and not torch.is_autocast_enabled("cpu")
-        )
+        return self.num_channels <= CHANNELS * self.num_groups and possible(x, self.weight)
 
 
 class Swished(torch.autograd.Function):
-    """The library's forward pass with our backward, which takes the library's where it must."""
+    """The library's forward pass with our backward, for training of the first order."""
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx,
+        ctx: FunctionCtx,
         x: Tensor,
         weight: Tensor,
         bias: Tensor,
@@ -65,25 +61,15 @@ class Swished(torch.autograd.Function):
         y, mean, inverse = torch.native_group_norm(
             x, weight, bias, batch, channels, height * width, groups, eps
         )
-        ctx.save_for_backward(x, weight, bias, y, mean, inverse)
-        ctx.settings = groups, eps  # type: ignore[attr-defined]
+        ctx.save_for_backward(x, weight, y, mean, inverse)
         return F.silu(y)
 
     @staticmethod
-    def backward(
-        ctx: torch.autograd.function.FunctionCtx, grad: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         """Gradients of input, scale and shift from that of the output."""
-        x, weight, bias, y, mean, inverse = ctx.saved_tensors  # type: ignore[attr-defined]
-        groups, eps = ctx.settings  # type: ignore[attr-defined]
-        if torch.is_grad_enabled():
-            # It will be differentiated again: it must be made of recorded operations.
-            again = F.silu(F.group_norm(x, groups, weight, bias, eps))
-            by_x, by_weight, by_bias = torch.autograd.grad(
-                again, (x, weight, bias), grad, create_graph=True
-            )
-        else:
-            by_x, by_weight, by_bias = gradients(x, weight, y, mean, inverse, grad)
+        check_first_order()
+        x, weight, y, mean, inverse = ctx.saved_tensors  # type: ignore[attr-defined]
+        by_x, by_weight, by_bias = gradients(x, weight, y, mean, inverse, grad)
         return by_x, by_weight, by_bias, None, None
 
 
@@ -95,17 +81,17 @@ def gradients(
     ``y`` is the norm of x before the swish, ``mean`` and ``inverse`` deviation are ``(B, G)``.
     """
     (batch, channels, *_), groups = x.shape, mean.shape[1]
-    grid, line = (batch, groups, channels // groups), (batch, 1, channels)
+    grid, per_channel = (batch, groups, channels // groups), (batch, 1, channels)
+    grad = grad.contiguous(memory_format=torch.channels_last)
     pixels, flat_y, flat_grad = (z.permute(0, 2, 3, 1).flatten(1, 2) for z in (x, y, grad))
     slope = torch.ops.aten.silu_backward(flat_grad, flat_y)
     work = slope * pixels
-    along, m, r = work.sum(1).view(grid), mean.unsqueeze(2), inverse.unsqueeze(2)
+    m, r, w = mean.unsqueeze(2), inverse.unsqueeze(2), weight.view(grid[1:])
     shift = slope.sum(1).view(grid)
-    scale = (along - m * shift) * r
-    w = weight.view(grid[1:])
-    level, tilt = ((w * z).mean(2, keepdim=True) / pixels.shape[1] for z in (shift, scale))
+    scale = (work.sum(1).view(grid) - m * shift) * r
+    a, b = ((w * z).mean(2, keepdim=True) / pixels.shape[1] for z in (shift, scale))
     constant, by_x, by_slope = (
-        z.expand(grid).reshape(line) for z in (r * (r * m * tilt - level), -r * r * tilt, r * w)
+        z.expand(grid).reshape(per_channel) for z in (r * (r * m * b - a), -r * r * b, r * w)
     )
     found = torch.addcmul(constant, pixels, by_x, out=work).addcmul_(slope, by_slope)
     grad_x = found.view(x.permute(0, 2, 3, 1).shape).permute(0, 3, 1, 2)

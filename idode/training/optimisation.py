@@ -19,6 +19,7 @@ DECAYS: dict[str, Callable[[float], float]] = {
     "linear": lambda share: 1 - share,
     "cosine": lambda share: (1 + math.cos(math.pi * share)) / 2,
 }
+FUSED = ("cpu", "cuda")  # devices that have it since torch 2.4
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
@@ -35,6 +36,8 @@ def adam(named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> torc
     groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for name, parameter in named:
         groups[not name.endswith("bias")].append(parameter)
+    parameters = (*groups[True], *groups[False])
+    fused = all(p.device.type in FUSED for p in parameters)
     optimiser = torch.optim.AdamW(
         [
             {"params": groups[True], "weight_decay": config.weight_decay},
@@ -43,11 +46,14 @@ def adam(named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> torc
         lr=config.lr,
         betas=(config.betas[0], config.betas[1]),
         eps=config.eps,
-        fused=True,  # one call for all parameters, on CPU too
+        # One call for all. It reads memory in order: gradients need the layout of their
+        # parameters, which autograd gives them and an assignment to `.grad` may not.
+        fused=fused,
     )
-    for parameter in (*groups[True], *groups[False]):
+    for parameter in parameters:
+        device = parameter.device if fused else None
         optimiser.state[parameter] = {
-            "step": torch.zeros((), device=parameter.device),
+            "step": torch.zeros((), dtype=torch.float32, device=device),
             "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
             "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
         }

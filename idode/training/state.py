@@ -53,8 +53,8 @@ class State:
         if start is not None:
             net.load_state_dict(start)
         self.net: nn.Module = net.to(device)
-        quicken(net, not config.objective.differentiates)
         self.average = Average(self.net, settings)
+        quicken(net, not config.objective.differentiates)
         self.optimiser = adam(self.net.named_parameters(), settings)
         density = build_density(
             config.objective.density,
