@@ -78,8 +78,10 @@ if args.fast:
 config = fit(override(PRESETS["digits"], changes), data.levels, data.shape)
 run = idode.Run(args.out / "run", config, data.identity)
 run.write_config()
-with Bar(config.train.steps, quiet=args.fast) as bar:
+with Bar(config.train.steps, quiet=False) as bar:
     trained = Trainer(run, data, World(torch.device("cpu")), bar).train()
+if trained.interrupted:
+    raise SystemExit(f"interrupted: {run.path} is saved after step {trained.step}")
 print(f"{trained.step} steps in {trained.seconds:.0f} s")
 
 # %% How likely are the test images?

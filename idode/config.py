@@ -8,10 +8,12 @@ are used. Presets are in :mod:`idode.presets`.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,6 +34,8 @@ __all__ = [
     "override",
     "to_json",
 ]
+
+T = TypeVar("T")
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NETS: dict[str, type[UNetConfig] | type[MLPConfig]] = {"unet": UNetConfig, "mlp": MLPConfig}
@@ -222,13 +226,24 @@ def override(config: Config, settings: Iterable[str]) -> Config:
         owner: Any = config if not dot else getattr(config, group, None)
         hints = hints_of(type(owner)) if dataclasses.is_dataclass(owner) else {}
         if leaf not in hints or dataclasses.is_dataclass(getattr(owner, leaf)):
-            raise InputError(
-                f"there is no setting {name!r}: there are {', '.join(_names(config))}"
-            )
+            near = difflib.get_close_matches(name, _names(config), n=3, cutoff=0.4)
+            meant = f"perhaps {' or '.join(near)}; " if near else ""
+            raise InputError(f"there is no setting {name!r}: {meant}--dry-run lists them all")
         changes.setdefault(group, {})[leaf] = parse(text.strip(), hints[leaf], name)
     top = changes.pop("", {})
-    nested = {group: replace(getattr(config, group), **new) for group, new in changes.items()}
+    nested = {
+        group: _changed(group, getattr(config, group), new) for group, new in changes.items()
+    }
     return replace(config, **top, **nested)
+
+
+def _changed(group: str, part: T, new: Mapping[str, Any]) -> T:
+    """A part of the configuration with new values; what it refuses is told by its full name."""
+    try:
+        return replace(part, **new)  # type: ignore[type-var]
+    except InputError as error:
+        field = re.split("[:=]", str(error))[0]
+        raise InputError(f"{group}.{error}" if field in new else str(error)) from None
 
 
 def _names(config: Config) -> list[str]:

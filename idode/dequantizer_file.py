@@ -19,7 +19,7 @@ from idode.errors import InputError
 from idode.learned import Learned, base
 from idode.model import DiffusionODE
 from idode.nets.bin_flow import BinFlow, BinFlowConfig
-from idode.run import MODEL, Run, save_tensors
+from idode.run import MODEL, Run, save_tensors, typed
 
 __all__ = [
     "DEQUANTIZER",
@@ -71,7 +71,8 @@ def load_dequantizer(run: Run, model: DiffusionODE, device: torch.device | str =
     file = run.path / DEQUANTIZER
     if not has_dequantizer(run):
         raise InputError(
-            f"{run.path} has no learned dequantization: train one with idode dequantize"
+            f"{run.path} has no learned dequantization: train one by "
+            f"{typed('dequantize', run.path)}"
         )
     try:
         with safe_open(file, "pt") as opened:

@@ -276,6 +276,11 @@ def _result(
     probe = pilot.probe_variance / drawn_probes / n
     total = float(per_image.var()) / n if n > 1 else noise + probe
     notes = _notes(s, k, pilot, dim)
+    if total < noise + probe:
+        notes.append(
+            f"noise and probe alone make ± {math.sqrt(noise + probe):.4f}, more than {n} images "
+            "scatter: too few to tell the images' own part, and ± may be too small"
+        )
     if not complete:
         notes.append(f"interrupted after {n} images")
     return BitsPerDim(

@@ -18,7 +18,6 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -156,14 +155,16 @@ class Run:
 
     def net(self) -> UNet | MLP:
         """The trained network on the CPU, in evaluation mode."""
-        net, weights = build_net(self.config), self.weights()
-        state = net.state_dict()
+        weights = self.weights()
+        with torch.device("meta"):  # shapes alone: a damaged configuration may ask for any size
+            state = build_net(self.config).state_dict()
         wrong = [n for n in state.keys() | weights.keys() if not _fits(state, weights, n)]
         if wrong:
             raise InputError(
                 f"{self.path / MODEL} does not fit its {CONFIG}: {len(wrong)} arrays differ, such "
                 f"as {min(wrong)}; get both from the same run"
             )
+        net = build_net(self.config)
         net.load_state_dict(weights)
         return net.eval().requires_grad_(False)
 
@@ -208,7 +209,7 @@ def holds_run(path: Path) -> bool:
     """Whether a folder has the configuration of a run; many programs have a ``config.json``."""
     try:
         value = json.loads((path / CONFIG).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError) as error:
         raise InputError(
@@ -223,10 +224,14 @@ def open_run(path: Path | str) -> Run:
     if name != str(path):
         path = choose("pretrained model", name, pretrained())
     path = Path(path)
+    if path.is_file():
+        raise InputError(f"{path} is a file: give the folder of a run")
     if not path.is_dir():
         raise InputError(f"there is no run folder {path}: check the path")
     try:
-        value: dict[str, Any] = json.loads((path / CONFIG).read_text())
+        value = json.loads((path / CONFIG).read_text())
+        if not isinstance(value, dict):
+            raise TypeError("it is no table of names")
         found = value["format"]
         config, data = value["config"], value["data"]
         parent = value.get("parent")  # which earlier versions did not write
@@ -234,11 +239,15 @@ def open_run(path: Path | str) -> Run:
     except FileNotFoundError:
         raise InputError(f"{path} has no {CONFIG}: it is not the folder of a run") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path / CONFIG} cannot be read ({error}): it is damaged") from None
+        why = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise InputError(f"{path / CONFIG} is damaged ({why}): give another run") from None
     if found != FORMAT:
         raise InputError(f"{path} has format {found}, this version reads {FORMAT}: update idode")
-    identity = None if data is None else Identity.from_json(data)
-    return Run(path, from_json(config), identity, origin)
+    try:
+        identity = None if data is None else Identity.from_json(data)
+        return Run(path, from_json(config), identity, origin)
+    except InputError as error:
+        raise InputError(f"{path / CONFIG}: {error}") from None
 
 
 def save_model(path: Path, weights: Mapping[str, Tensor]) -> None:

@@ -236,6 +236,10 @@ class TestTrain:
         assert train(spec, run, "--steps", "2") == 0
         assert main(["train", "--resume", "--out", str(run), "--steps", "4", "--quiet"]) == 0
         assert open_run(run).config.train.steps == 4
+        before = (run / "config.json").read_bytes()
+        assert main(["train", "--resume", "--out", str(run), "--steps", "3"]) == 2
+        assert "has done 4 steps, more than --steps 3" in refused(capsys)
+        assert (run / "config.json").read_bytes() == before
         assert main(["train", "--resume", "--out", str(run), "--set", "net.width=16"]) == 2
         assert "only those of `train`" in refused(capsys)
         assert main(["train", "vectors", "--resume", "--out", str(run)]) == 2
@@ -399,3 +403,10 @@ class TestData:
         assert main(["data", *words]) == 2
         assert said in refused(capsys)
         assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_the_demo_leaves_other_peoples_files_alone(tmp_path: Path, capsys) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert main(["demo", "--out", str(tmp_path), "--force"]) == 2
+    assert "holds thesis.txt, which is no demo's: give another folder" in refused(capsys)
+    assert files(tmp_path) == {"thesis.txt": b"mine"}

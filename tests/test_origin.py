@@ -89,7 +89,7 @@ class TestParent:
         path = tmp_path / "config.json"
         fields = json.loads(path.read_text())
         path.write_text(json.dumps({**fields, "parent": {"run": "a"}}))
-        with pytest.raises(InputError, match="it is damaged"):
+        with pytest.raises(InputError, match="is damaged"):
             open_run(tmp_path)
         del fields["parent"]
         path.write_text(json.dumps(fields))

@@ -401,7 +401,7 @@ class TestCommand:
         before = {p.name: p.read_bytes() for p in (made.path / "out").iterdir()}
         run, out = str(made.path / "run"), str(made.path / "out")
         assert main(["report", run, "--out", out]) == 2
-        assert "not empty" in _sentence(capsys)
+        assert "holds a report: replace it by --force" in _sentence(capsys)
         words = [
             "report",
             run,

@@ -54,10 +54,11 @@ def test_wrong_input_is_one_sentence_before_any_bar(run: Path, tmp_path: Path, c
         ([run, "--data", "digits"], "choose data of its kind"),
         ([run, "--data", f"folder:{tmp_path / 'pictures'}"], "a.png is not a readable image"),
         ([run, "--limit", "-1"], "--limit: must be at least 1, got -1"),
-        ([run, "--device", "abacus"], "try cpu or cuda"),
+        ([run, "--device", "abacus"], "(there is no such kind): use cpu"),
         (["pretrained:digits"], "say where with --out"),
         (["pretrained:digit", "--out", tmp_path / "out"], "no pretrained model called 'digit'"),
         ([run, "--json", tmp_path / "x.npy"], "exists"),
+        ([run, "--out", tmp_path / "pictures", "--force"], "is not empty and holds no report"),
     ):
         assert main(["report", *map(str, words)]) == 2
         assert said in refused(capsys)

@@ -83,7 +83,7 @@ def test_a_missing_folder_and_a_strange_one_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"format": 1}', '{"config": {}}'])
 def test_a_damaged_config_is_refused(run: Run, text: str) -> None:
     (run.path / "config.json").write_text(text)
-    with pytest.raises(InputError, match=r"config\.json cannot be read"):
+    with pytest.raises(InputError, match=r"config\.json is damaged"):
         open_run(run.path)
 
 
@@ -147,3 +147,22 @@ def test_a_failed_write_leaves_the_old_model(run: Run, monkeypatch: pytest.Monke
         save_model(run.path, {"x": torch.zeros(1)})
     assert (run.path / "model.safetensors").read_bytes() == before
     assert sorted(p.name for p in run.path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_configuration_that_asks_for_any_size_is_refused_without_the_memory(run: Run) -> None:
+    stored = json.loads((run.path / "config.json").read_text())
+    stored["config"]["net"]["width"] = 3_200_000
+    (run.path / "config.json").write_text(json.dumps(stored))
+    save_model(run.path, {"time.dense0.weight": torch.zeros(1)})
+    with pytest.raises(InputError, match="arrays differ"):
+        open_run(run.path).net()
+
+
+def test_what_a_configuration_refuses_is_told_with_its_file(run: Run) -> None:
+    stored = json.loads((run.path / "config.json").read_text())
+    stored["config"]["net"]["width"] = -3
+    (run.path / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(InputError, match=r"config\.json: .*width: must be at least 4, got -3"):
+        open_run(run.path)
+    with pytest.raises(InputError, match="is a file: give the folder of a run"):
+        open_run(run.path / "config.json")

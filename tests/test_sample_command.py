@@ -151,7 +151,7 @@ class TestCommand:
             (("--solver", "euler"), "choose one of dopri5, adams, dpm, ancestral"),
             (("--solver", "dopri5"), "chooses its own steps"),
             (("--solver", "ancestral", "--likelihood"), "choose dopri5, adams or dpm"),
-            (("--device", "abacus"), "try cpu or cuda"),
+            (("--device", "abacus"), "(there is no such kind): use cpu"),
             (("--fid",), "names no data set"),
             (("--fid", "--count", "1"), "at least 2 samples"),
             (("--fid", "--data", "digits"), "choose data of its kind"),

@@ -66,7 +66,7 @@ def list_all(root: Path) -> tuple[dict[str, Any], str]:
             "test_size": published.test_size,
             "shape": list(published.shape),
         }
-    lines = [f"{'digits':15} ready     1500 +   297  1x8x8    comes with scikit-learn"]
+    lines = [f"{'digits':15} ready      1500 +   297  1x8x8, comes with scikit-learn"]
     for name, row in rows.items():
         state = "ready" if row["prepared"] else "fetch" if row["fetchable"] else "by hand"
         shape = "x".join(map(str, row["shape"]))

@@ -17,6 +17,8 @@ from idode.commands.parsing import COMMANDS, parser_of, positive
 
 __all__ = ["add_arguments", "run"]
 
+MADE = {"run", "tuned", "report", "run.json", "tuned.json", "samples.png", "samples.json"}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode demo``."""
@@ -47,10 +49,13 @@ def run(args: argparse.Namespace) -> int:
     out: Path = args.out
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file: give a folder for the demo with --out")
-    if out.exists() and any(out.iterdir()) and not args.force:
+    found = {p.name for p in out.iterdir()} if out.exists() else set()
+    if found - MADE:
         raise InputError(
-            f"{out} is not empty: give another folder, or --force to replace the demo"
+            f"{out} holds {min(found - MADE)}, which is no demo's: give another folder"
         )
+    if found and not args.force:
+        raise InputError(f"{out} holds a demo: give another folder, or --force to replace it")
     out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     common = ["--force"] + (["--quiet"] if args.quiet else [])

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     elif not args.quiet:
         print(f"{folder}: {trained.step} steps on {data.identity}")
         print(f"{-trained.gain:+.4f} ± {trained.gain_error:.4f} bits/dim against {args.base} on "
-              "held-out images, by the training objective; for the ODE's value: "
+              "held-out images (less is better), by the training objective; for the ODE's value: "
               f"idode evaluate {folder} --dequantization learned")  # fmt: skip
     return INTERRUPTED if trained.interrupted else 0
 

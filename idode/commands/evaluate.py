@@ -278,6 +278,8 @@ def _print(
         print(f"fine-tuned from {opened.parent}")
     print(table(header, rows))
     print("± is the standard error of the mean; images, noise and probe are its parts, solver a")
-    print("likely bias, all in bits/dim.")
+    print(
+        "likely bias, all in bits/dim. s/img shares out the search for the solver's steps as well."
+    )
     for note in dict.fromkeys(note for r in results for note in r.notes):
         print(f"note: {note}")

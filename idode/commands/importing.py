@@ -52,12 +52,18 @@ def run(args: argparse.Namespace) -> int:
     from idode.commands.session import claim, clear
     from idode.config import Config, ModelConfig, fit
     from idode.data import load
-    from idode.errors import InputError
+    from idode.errors import InputError, choose
     from idode.flax_format import read
     from idode.nets import UNet
     from idode.nets.vdm_weights import infer_config, learned_gamma_range, to_state_dict
+    from idode.predictors import PREDICTORS
     from idode.run import Run, diffusion_ode, save_model
+    from idode.schedules import SCHEDULES
 
+    # What costs nothing is refused before a large file is read.
+    claim(args.out, resume=None, force=args.force)
+    choose("schedule", args.schedule, SCHEDULES)
+    choose("predictor", args.predictor, PREDICTORS)
     tree = read(args.file)
     net = infer_config(tree, raw=args.raw, levels=args.levels)
     weights = to_state_dict(tree, net, raw=args.raw)
@@ -86,7 +92,6 @@ def run(args: argparse.Namespace) -> int:
                 f"{args.file} is a network for {net.channels} colours of {net.levels} levels, and "
                 f"{args.data} is of shape {data.shape} with {data.levels}: give its own data"
             )
-    claim(args.out, resume=None, force=args.force)
     clear(args.out)
     Run(args.out, config, None if data is None else data.identity).write_config()
     save_model(args.out, weights)

@@ -133,8 +133,10 @@ def _check_out(out: Path, shape: tuple[int, ...], levels: int | None, force: boo
         check_images(shape, levels)
     if out.suffix and out.is_dir():
         raise InputError(f"{out} is a folder: give a file of that name elsewhere")
+    if out.is_file() and not out.suffix:
+        raise InputError(f"{out} is a file: give a folder, or the name of a .png or .npz file")
     if out.suffix or not out.is_dir():
-        check_output(out, force and not (out.is_file() and not out.suffix))
+        check_output(out, force)
     elif any(out.iterdir()) and not force:
         raise InputError(f"{out} is not empty: give another folder, or --force to replace samples")
 

@@ -34,6 +34,7 @@ from idode.run import (
     typed,
 )
 from idode.training import Trainer, World
+from idode.training.checkpoint import steps as steps_of
 
 __all__ = [
     "add_training_arguments",
@@ -70,7 +71,9 @@ def add_training_arguments(
         help="change any setting, such as train.lr=1e-3 or net.width=64; --dry-run lists them",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on from the last checkpoint in RUN"
+        "--resume",
+        action="store_true",
+        help="go on from the last checkpoint in RUN, or begin where there is none",
     )
     parser.add_argument("--force", action="store_true", help="replace the run in that folder")
     parser.add_argument(
@@ -164,6 +167,12 @@ def resumed(run: Run, args: argparse.Namespace) -> Config:
         raise InputError(
             f"{run.path} has settings of its own: only those of `train` may change when it is "
             "resumed; start another run for others"
+        )
+    done = max(steps_of(run.checkpoints), default=0)
+    if config.train.steps < done:
+        raise InputError(
+            f"{run.path} has done {done} steps, more than --steps {config.train.steps}: give as "
+            "many or more, or leave it out"
         )
     return config
 

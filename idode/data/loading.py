@@ -57,6 +57,8 @@ def digits() -> Dataset:
 def load_published(published: Published, source: Path | None, root: Path) -> Dataset:
     """The prepared form of a published data set, made from ``source`` if there is none yet."""
     folder = root / published.name
+    if source is not None and not source.exists():
+        raise InputError(f"there is no file or folder {source}: check the path of --data")
     if folder.is_dir():
         return open_prepared(folder)
     if source is None:
@@ -104,7 +106,9 @@ def load_file(spec: Spec, root: Path) -> Dataset:
     share = options.get("test", 0.1)
     enough = f"at least {math.ceil(1 / share)}" if 1e-6 < share < 1 else "more"
     few = f"give {enough}" + ("" if 0.5 <= share < 1 else ", or 2 with test=0.5")
-    return prepare(chunks, folder, f"{spec.kind}:{path.name}", "user's files", levels, few=few)
+    none = "no image, or line of numbers below a first line of names, is in it; check --data"
+    name = f"{spec.kind}:{path.name}"
+    return prepare(chunks, folder, name, "user's files", levels, few=few, none=none)
 
 
 def load(spec: str, root: Path | None = None) -> Dataset:

@@ -14,6 +14,7 @@ from idode.errors import InputError
 __all__ = ["HTML", "MARKDOWN", "Section", "Table", "render_html", "render_markdown", "write"]
 
 HTML, MARKDOWN = "report.html", "report.md"
+GENERATOR = '<meta name="generator" content="idode">'  # by which we know our own pages
 ABOUT = "The run"  # heading of the facts
 STYLE = """
 :root { color-scheme: light; }
@@ -80,6 +81,7 @@ def render_html(
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+{GENERATOR}
 <title>{_e(title)}</title>
 <link rel="icon" href="data:,">
 <style>{STYLE}</style>
@@ -162,10 +164,11 @@ def write(
 ) -> Path:
     """Write ``report.html``, ``report.md`` and the pictures to a folder; the path of the page.
 
-    Nothing that exists is replaced without ``force``; the page comes last, so that a folder with
-    a page is complete.
+    Nothing that exists is replaced without ``force``, which asks no questions; the page comes
+    last, so that a folder with a page is complete.
     """
-    refuse_existing(folder, force)
+    if not force:
+        refuse_existing(folder, force)
     words = title, lead, facts, sections, note, about
     page, text = (folder / name for name in names)
     try:
@@ -183,10 +186,13 @@ def write(
 
 
 def refuse_existing(folder: Path, force: bool) -> None:
-    """Refuse a folder that holds anything, or a file, unless told to replace what is there."""
+    """Refuse a file, and a folder that holds anything but a report that may be replaced."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: give a folder for the report")
-    if not force and folder.exists() and any(folder.iterdir()):
-        raise InputError(
-            f"{folder} is not empty: replace the report in it by --force, or give another folder"
-        )
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    page = folder / HTML
+    if not page.is_file() or GENERATOR.encode() not in page.read_bytes()[:2000]:
+        raise InputError(f"{folder} is not empty and holds no report: give another folder")
+    if not force:
+        raise InputError(f"{folder} holds a report: replace it by --force, or give another folder")

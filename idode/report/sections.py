@@ -33,7 +33,7 @@ def facts(m: Measurements, config: Config) -> dict[str, str]:
     model, train = config.model, config.train
     last = max((step for step, _ in m.curve.loss), default=None)
     done = 0 if last is None else max(0, last - m.curve.begun)
-    steps = f"{done:,} of {train.steps:,}" if done else "unknown"
+    steps = f"{done:,} of {train.steps:,}" if done else f"{train.steps:,}"
     origin = {} if m.parent is None else {"fine-tuned from": str(m.parent)}
     trained = {} if m.trained_on in (None, m.identity) else {"trained on": str(m.trained_on)}
     return {
@@ -60,7 +60,12 @@ def lead(m: Measurements) -> str:
         if m.likelihoods.sde is None
         else f", {m.likelihoods.sde.mean:.3f} ± {m.likelihoods.sde.standard_error:.3f} by the SDE"
     )
-    return f"{ode}{sde}, on the first {n} test images."
+    two = (
+        ""
+        if m.likelihoods.sde is None
+        else " They are two models: neither value bounds the other."
+    )
+    return f"{ode}{sde}, on the first {n} test images.{two}"
 
 
 def note(m: Measurements) -> str:

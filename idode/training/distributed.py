@@ -95,8 +95,11 @@ def pick_device(name: str | None, local_rank: int) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"--device {name} cannot be used ({reason}): try cpu or cuda") from None
+        there = "cpu or cuda" if torch.cuda.is_available() else "cpu"
+        reason = str(error).splitlines()[0].removesuffix(".")
+        unknown = "Expected one of" in reason  # and a list of twenty kinds of device
+        why = "there is no such kind" if unknown else reason
+        raise InputError(f"--device {name} cannot be used ({why}): use {there}") from None
     return torch.device("cuda", local_rank) if name == "cuda" else device
 
 
