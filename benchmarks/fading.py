@@ -1,7 +1,7 @@
 """What Fourier features at every noise level cost a solver: ``python benchmarks/fading.py``.
 
 The same weights with and without fading: log-likelihoods by Adams on equal steps, and how far
-they are from those with twice the steps. The shipped Fashion-MNIST model was trained without.
+they are from those with twice the steps. The shipped digits model was trained without.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def faded(run: Run, fade: float) -> Run:
 def main() -> None:
     """Print one row for each fade."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", nargs="?", default="pretrained:fashion-mnist-small")
-    parser.add_argument("--data", default="fashion-mnist")
-    parser.add_argument("--images", type=int, default=2, help="of the solver's errors [2]")
+    parser.add_argument("run", nargs="?", default="pretrained:digits")
+    parser.add_argument("--data", default="digits")
+    parser.add_argument("--images", type=int, default=8, help="of the solver's errors [8]")
     parser.add_argument("--bound-images", type=int, default=64, help="of the SDE bound [64]")
     parser.add_argument("--fades", type=float, nargs="*", default=[0.0, 0.15])
     args = parser.parse_args()

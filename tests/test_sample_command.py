@@ -181,7 +181,7 @@ class TestCommand:
             (tmp_path / "young", "a.png", "has no model.safetensors: training stopped before"),
             (tmp_path / "torn", "a.png", "cannot be read"),
             (run, "a.jpeg", "no place for samples"),
-            (run, "file", "exists"),
+            (run, "file", "is a file: give a folder"),
             (run, "d.png", "is a folder"),
             (run, "no/a.png", "there is no folder"),
             (run, "no/many", "there is no folder"),
