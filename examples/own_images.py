@@ -78,7 +78,8 @@ if args.fast:
 config = fit(override(PRESETS["digits"], changes), data.levels, data.shape)
 run = idode.Run(args.out / "run", config, data.identity)
 run.write_config()
-with Bar(config.train.steps, quiet=False) as bar:
+print(f"training for {config.train.steps} steps")
+with Bar(config.train.steps, quiet=args.fast) as bar:
     trained = Trainer(run, data, World(torch.device("cpu")), bar).train()
 if trained.interrupted:
     raise SystemExit(f"interrupted: {run.path} is saved after step {trained.step}")

@@ -107,7 +107,9 @@ def main() -> None:
     args = parser.parse_args()
 
     truth, generator = two_moons(), torch.Generator().manual_seed(0)
-    model = train(truth, 300 if args.fast else 4000, generator)
+    steps = 300 if args.fast else 4000
+    print(f"training for {steps} steps")
+    model = train(truth, steps, generator)
 
     # Test points, with the least noise on them: both densities are those of noised data.
     x0 = truth.sample(300, generator).float()

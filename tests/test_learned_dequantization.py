@@ -278,7 +278,7 @@ class TestCommand:
     def test_a_run_without_one_says_what_to_do(self, run: Path, capsys) -> None:
         assert main(["evaluate", str(run), "--dequantization", "learned", "--quiet"]) == 2
         error = capsys.readouterr().err
-        assert "train one with idode dequantize" in error
+        assert "train one by `idode dequantize" in error
         assert error.count("\n") == 1
 
     def test_it_is_trained_stored_and_evaluated(self, run: Path, tmp_path: Path, capsys) -> None:

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is None and args.run.startswith(SHIPPED):
         raise InputError(f"{args.run} is part of the package: say where with --out FOLDER")
     out = args.out or opened.path / REPORT
-    refuse_existing(out, args.force)
+    refuse_existing(out, args.force, ours=args.out is None)
     check_output(args.json, args.force)
     before = _before(args, opened)
     m = _measure(args, opened, before)

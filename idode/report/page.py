@@ -185,14 +185,18 @@ def write(
     return page
 
 
-def refuse_existing(folder: Path, force: bool) -> None:
-    """Refuse a file, and a folder that holds anything but a report that may be replaced."""
+def refuse_existing(folder: Path, force: bool, ours: bool = False) -> None:
+    """Refuse a file, and a folder that holds anything but a report that may be replaced.
+
+    ``ours``: a folder for reports alone, which may hold half of one.
+    """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: give a folder for the report")
     if not folder.exists() or not any(folder.iterdir()):
         return
     page = folder / HTML
-    if not page.is_file() or GENERATOR.encode() not in page.read_bytes()[:2000]:
+    ours = ours or (page.is_file() and GENERATOR.encode() in page.read_bytes()[:2000])
+    if not ours:
         raise InputError(f"{folder} is not empty and holds no report: give another folder")
     if not force:
         raise InputError(f"{folder} holds a report: replace it by --force, or give another folder")
