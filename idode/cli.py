@@ -52,6 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     prog = "idode"
     try:
+        if "" in arguments:
+            raise InputError(
+                "an argument is empty, as of a shell variable without a value: fill it"
+            )
         name = overview().parse_args(arguments[:1]).command
         prog = f"idode {name}"
         args = parser_of(name).parse_args(arguments[1:])

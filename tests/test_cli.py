@@ -410,3 +410,9 @@ def test_the_demo_leaves_other_peoples_files_alone(tmp_path: Path, capsys) -> No
     assert main(["demo", "--out", str(tmp_path), "--force"]) == 2
     assert "holds thesis.txt, which is no demo's: give another folder" in refused(capsys)
     assert files(tmp_path) == {"thesis.txt": b"mine"}
+
+
+@pytest.mark.parametrize("words", [["report", ""], ["train", "digits", "--out", ""], [""]])
+def test_an_empty_argument_is_not_the_folder_one_stands_in(words: list[str], capsys) -> None:
+    assert main(words) == 2
+    assert "an argument is empty" in refused(capsys)

@@ -220,7 +220,8 @@ def session(
     if start is not None and fitted.net != config.net:
         raise InputError(
             f"the model to start from is for samples of shape {config.model.shape} with levels "
-            f"{config.model.levels}, the data has {data.shape} and {data.levels}: give its own"
+            f"{config.model.levels}, {spec} has {data.shape} and {data.levels}: choose data of "
+            "its kind"
         )
     begun = world.writes and args.resume and holds_run(path)
     before = open_run(path) if begun else None
