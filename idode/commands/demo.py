@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     out: Path = args.out
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file: give a folder for the demo with --out")
-    found = {p.name for p in out.iterdir()} if out.exists() else set()
+    found = {p.name for p in out.iterdir() if p.name[0] != "."} if out.exists() else set()
     if found - MADE:
         raise InputError(
             f"{out} holds {min(found - MADE)}, which is no demo's: give another folder"
