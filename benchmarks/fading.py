@@ -12,17 +12,17 @@ import itertools
 
 import torch
 
-from idode.bounds import sde_bound
-from idode.config import Config
+from idode.batches import IndexedBatches
 from idode.data import load
-from idode.density import log_prob
-from idode.likelihood import Settings
+from idode.likelihood.bits_per_dim import LikelihoodSettings
+from idode.likelihood.estimator import Task, dequantization_for
+from idode.likelihood.log_prob import log_prob
+from idode.likelihood.sde_bound import sde_bound
 from idode.nets import UNetConfig
 from idode.numerics import nats_to_bits
-from idode.ode import Adams, uniform_grid
-from idode.rows import Rows
-from idode.run import Run, open_run
-from idode.weights import Task, dequantization_for
+from idode.ode.solvers import Adams, uniform_grid
+from idode.runs.config import Config
+from idode.runs.run import Run, open_run
 
 STEPS = (32, 64, 128, 256, 512)
 
@@ -45,13 +45,13 @@ def main() -> None:
     parser.add_argument("--fades", type=float, nargs="*", default=[0.0, 0.15])
     args = parser.parse_args()
     run, test = open_run(args.run), load(args.data).test
-    settings = Settings()
+    settings = LikelihoodSettings()
     print("fade  SDE bound  ODE  " + "  ".join(f"{n} steps" for n in STEPS[:-1]))
     for fade in args.fades:
         model = faded(run, fade).model(torch.device("cpu"))
         bound = sde_bound(model, test[: args.bound_images], device="cpu").mean
         task = Task(model, settings, dequantization_for(model, settings, None), torch.float32)
-        pixels, indices = Rows(test[: args.images], args.images, 0, "cpu").part(0)
+        pixels, indices = IndexedBatches(test[: args.images], args.images, 0, "cpu").part(0)
         x, weight = task.state(pixels, indices, 0)
         probes = task.probes(x, indices, 0, 1)
         values = []

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 
 from idode.data import load
-from idode.likelihood import Settings, bits_per_dim
-from idode.run import open_run
+from idode.likelihood.bits_per_dim import LikelihoodSettings, bits_per_dim
+from idode.runs.run import open_run
 
 
 def peak(importance: int) -> int:
     """Largest resident size in MB while 16 digits are evaluated on one thread."""
     torch.set_num_threads(1)
     pixels = torch.from_numpy(np.array(load("digits").test[:16]))
-    settings = Settings(importance=importance, tolerance=0.02)
+    settings = LikelihoodSettings(importance=importance, tolerance=0.02)
     bits_per_dim(open_run("pretrained:digits").model(), pixels, settings)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 

@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
-from idode.allocation import keep_freed_memory
-from idode.nets import UNet, UNetConfig, quicken
+from idode.cli.allocation import keep_freed_memory
+from idode.nets import UNet, UNetConfig, use_fast_backward
 from idode.nets.convolution import weight_gradient
 from idode.nets.normalisation import SwishNorm
 from idode.training.acceleration import in_precision
@@ -99,7 +99,7 @@ def tasks(
     """
     generator = torch.Generator().manual_seed(0)
     net = UNet(config, generator).to(memory_format=layout)
-    quicken(net)
+    use_fast_backward(net)
     trained = option(net)
     frozen = UNet(config, generator).to(memory_format=layout).eval().requires_grad_(False)
     x = torch.randn(BATCH, config.channels, side, side, generator=generator)

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import torch
 
-from idode.config import Config, fit, override
 from idode.data import Dataset, load
-from idode.likelihood import BitsPerDim, Settings, bits_per_dim
-from idode.presets import PRESETS
-from idode.run import Run, open_run
+from idode.likelihood.bits_per_dim import BitsPerDim, LikelihoodSettings, bits_per_dim
+from idode.runs.config import Config, fit, override
+from idode.runs.distributed import World
+from idode.runs.presets import PRESETS
+from idode.runs.run import Run, open_run
 from idode.training import Trainer, joined
-from idode.training.distributed import World
 
 PRESET = {"digits": "digits", "fashion-mnist": "fashion-mnist-small", "cifar10": "cifar10-small"}
 WARM, TIMED = 3, 12  # steps before and while the speed is measured
@@ -84,7 +84,10 @@ def trained(config: Config, dataset: Dataset, world: World, images: int = 0) -> 
         result = trainer.train()
         spent, ode = time.process_time() - began, None
         if images:
-            settings, model = Settings(tolerance=0.02), open_run(folder).model(world.device)
+            settings, model = (
+                LikelihoodSettings(tolerance=0.02),
+                open_run(folder).model(world.device),
+            )
             ode = bits_per_dim(model, dataset.test[:images], settings, device=world.device)
         size = sum(p.numel() for p in trainer.state.net.parameters())
         return Outcome(spent, size, result.held_out or float("nan"), ode)

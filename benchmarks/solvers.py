@@ -20,15 +20,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from idode.calibration import calibrate
 from idode.data import load
-from idode.density import log_prob, ode_field, prior_log_prob
-from idode.likelihood import Settings
+from idode.likelihood.bits_per_dim import LikelihoodSettings
+from idode.likelihood.calibration import PILOT
+from idode.likelihood.estimator import Task, dequantization_for
+from idode.likelihood.log_prob import log_prob, ode_field, prior_log_prob
 from idode.numerics import nats_to_bits
-from idode.ode import RK4, Adams, Dopri5, Solver, uniform_grid
-from idode.pilot import PILOT
-from idode.run import open_run
-from idode.weights import Task, dequantization_for
+from idode.ode.calibration import calibrate
+from idode.ode.solvers import RK4, Adams, Dopri5, Solver, uniform_grid
+from idode.runs.run import open_run
 
 
 def solvers(task: Task, states: Tensor, probes: Tensor) -> dict[str, Solver]:
@@ -55,7 +55,7 @@ def measure(run: str, images: int) -> dict[str, object]:
     opened = open_run(run)
     model, data = opened.model(), load(opened.config.data or "digits")
     pixels = torch.from_numpy(np.array(data.test[: PILOT + images]))
-    settings = Settings()
+    settings = LikelihoodSettings()
     task = Task(model, settings, dequantization_for(model, settings), torch.float32)
     indices = range(len(pixels))
     states, _ = task.state(pixels, indices, 0)

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idode import exact
 from idode.data import load
-from idode.dequantization import centres
-from idode.model import DiffusionODE
-from idode.objectives import first_order
-from idode.run import open_run
-from idode.schedules import SCHEDULES
-from idode.time_sampling import Adaptive, Designed, UniformGamma
-from idode.variance import Loss, loss_variance
+from idode.diffusion import exact
+from idode.diffusion.model import DiffusionODE
+from idode.diffusion.noise_levels import Adaptive, Designed, UniformGamma
+from idode.diffusion.objectives import first_order
+from idode.diffusion.schedules import SCHEDULES
+from idode.likelihood.dequantization import centres
+from idode.runs.run import open_run
+from idode.studies.loss_variance import Loss, loss_variance
 
 
 def mixture_loss(name: str) -> tuple[Loss, DiffusionODE]:

@@ -18,11 +18,11 @@ import torch
 from PIL import Image, ImageDraw
 
 import idode
-from idode.commands.progress import Bar
-from idode.config import fit, override
+from idode.cli.progress import Bar
 from idode.data import load
-from idode.pictures import grid, png
-from idode.presets import PRESETS
+from idode.runs.config import fit, override
+from idode.runs.presets import PRESETS
+from idode.sampling.pictures import grid, png
 from idode.training import Trainer, World
 
 parser = argparse.ArgumentParser(description="Likelihoods and samples of a folder of images.")
@@ -93,7 +93,9 @@ model = run.model()
 bound = idode.sde_bound(model, data.test, draws=64)
 print(f"SDE bound {bound.mean:.3f} ± {bound.standard_error:.3f} bits/dim, {len(data.test)} images")
 some = data.test[: 2 if args.fast else 16]
-result = idode.bits_per_dim(model, some, idode.Settings(tolerance=1.0 if args.fast else 0.02))
+result = idode.bits_per_dim(
+    model, some, idode.LikelihoodSettings(tolerance=1.0 if args.fast else 0.02)
+)
 print(f"ODE {result}, {len(some)} images, NFE {result.nfe:.0f}")
 
 # %% The most and the least likely

@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import idode
-from idode.exact import Mixture, mixture
+from idode.diffusion.exact import Mixture, mixture
+from idode.diffusion.noise_levels import Designed
+from idode.diffusion.objectives import diffuse, first_order
 from idode.nets import MLP, MLPConfig
-from idode.objectives import diffuse, first_order
-from idode.time_sampling import Designed
 
 GAMMA_MIN, GAMMA_MAX = -8.0, 5.0
 BEADS, THICKNESS = 24, 0.07

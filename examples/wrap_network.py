@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import idode
-from idode.clocks import TableTime
 from idode.data import load
+from idode.diffusion.clocks import TableTime
 
 LEVELS = 17  # of the 8x8 digits
 BETAS = torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)
@@ -79,7 +79,7 @@ def main() -> None:
     print(f"gamma from {model.gamma_min:.2f} to {model.gamma_max:.2f}, of {clock.known()}")
 
     pixels = test[: 8 if args.fast else 128]
-    settings = idode.Settings(tolerance=0.2 if args.fast else 0.01)
+    settings = idode.LikelihoodSettings(tolerance=0.2 if args.fast else 0.01)
     bound, result = idode.sde_bound(model, pixels), idode.bits_per_dim(model, pixels, settings)
     print(f"SDE bound {bound.mean:.3f} ± {bound.standard_error:.3f} bits/dim")
     print(f"ODE       {result}, NFE {result.nfe:.0f}")

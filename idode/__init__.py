@@ -3,16 +3,16 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from idode.bounds import SDEBound, sde_bound
-from idode.density import decode, encode, log_prob
+from idode.diffusion.model import DiffusionODE, wrap
+from idode.diffusion.predictors import PREDICTORS
+from idode.diffusion.schedules import SCHEDULES, start_gamma
 from idode.errors import InputError, NumericalError
-from idode.likelihood import BitsPerDim, Settings, bits_per_dim
-from idode.model import DiffusionODE, wrap
-from idode.predictors import PREDICTORS
-from idode.schedules import SCHEDULES, start_gamma
+from idode.likelihood.bits_per_dim import BitsPerDim, LikelihoodSettings, bits_per_dim
+from idode.likelihood.log_prob import decode, encode, log_prob
+from idode.likelihood.sde_bound import SDEBound, sde_bound
 
 if TYPE_CHECKING:
-    from idode.run import Run, open_run
+    from idode.runs.run import Run, open_run
     from idode.sampling import Samples, sample
 
 __version__ = "0.1.0"
@@ -23,11 +23,11 @@ __all__ = [
     "BitsPerDim",
     "DiffusionODE",
     "InputError",
+    "LikelihoodSettings",
     "NumericalError",
     "Run",
     "SDEBound",
     "Samples",
-    "Settings",
     "__version__",
     "bits_per_dim",
     "decode",
@@ -42,9 +42,9 @@ __all__ = [
 
 # Loaded when they are asked for, so that the mathematics alone costs nothing more.
 LATE = {
-    "Run": "idode.run",
+    "Run": "idode.runs.run",
     "Samples": "idode.sampling",
-    "open_run": "idode.run",
+    "open_run": "idode.runs.run",
     "sample": "idode.sampling",
 }
 

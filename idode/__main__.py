@@ -2,7 +2,7 @@
 
 import sys
 
-from idode.cli import main
+from idode.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,8 +5,8 @@ import signal
 import pytest
 import torch
 
-from idode import exact
-from idode.schedules import SCHEDULES
+from idode.diffusion import exact
+from idode.diffusion.schedules import SCHEDULES
 
 torch.set_num_threads(1)
 # A process started in the background ignores Ctrl-C, and tests press it.

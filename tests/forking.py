@@ -84,7 +84,7 @@ def child(job: dict, rank: int, port: int) -> int:
     """Become the command."""
     import resource
 
-    from idode.cli import main
+    from idode.cli.main import main
 
     with (Path(job["root"]) / "output.txt").open("a") as output:
         os.dup2(output.fileno(), 1)
@@ -161,11 +161,11 @@ def serve() -> None:
     import torch
     import torch._dynamo  # which every optimiser imports at its first step
 
-    import idode.commands.finetune
-    import idode.commands.importing
-    import idode.commands.session
-    import idode.commands.train
-    import idode.presets  # noqa: F401
+    import idode.cli.finetune
+    import idode.cli.import_checkpoint
+    import idode.cli.session
+    import idode.cli.train
+    import idode.runs.presets  # noqa: F401
 
     torch.set_num_threads(1)
     for line in sys.stdin:

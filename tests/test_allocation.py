@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from idode import cli
-from idode.allocation import SET_BY_USER, keep_freed_memory
+from idode.cli.allocation import SET_BY_USER, keep_freed_memory
+from idode.cli.main import main as cli
 
 FAULTS = """
 import resource, sys
-from idode import cli
-from idode.allocation import keep_freed_memory
+from idode.cli.main import main as cli
+from idode.cli.allocation import keep_freed_memory
 import torch
 if sys.argv[1] == "keep":
     assert keep_freed_memory()

@@ -12,12 +12,12 @@ import torch
 from forking import forks
 
 import idode
-from idode.cli import COMMANDS, main
-from idode.commands.parsing import parser_of
-from idode.config import from_json
-from idode.presets import PRESETS
-from idode.run import open_run
-from idode.systems import SYSTEMS
+from idode.cli.main import COMMANDS, main
+from idode.cli.parsing import parser_of
+from idode.runs.config import from_json
+from idode.runs.presets import PRESETS
+from idode.runs.run import open_run
+from idode.runs.systems import SYSTEMS
 
 REFERENCE = Path(__file__).parent / "reference"
 
@@ -119,12 +119,12 @@ class TestFrame:
         def interrupted(args: object) -> int:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("idode.commands.train.run", interrupted)
+        monkeypatch.setattr("idode.cli.train.run", interrupted)
         assert main(["train", "digits"]) == 130
         assert capsys.readouterr().err == "idode train: interrupted\n"
 
     def test_a_defect_keeps_its_traceback(self, monkeypatch) -> None:
-        monkeypatch.setattr("idode.commands.train.run", lambda args: 1 // 0)
+        monkeypatch.setattr("idode.cli.train.run", lambda args: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             main(["train", "digits"])
 

@@ -18,19 +18,19 @@ import tiny
 from scipy import stats
 from test_layers import ROOT
 
-from idode.cli import main
-from idode.commands.compare import _clear, tables
-from idode.comparison import Bench
-from idode.comparison.curves import Curve, learning_curve
-from idode.comparison.orderings import Claim, claims, student, verdicts
-from idode.comparison.plan import Effort, Entry, Plan
-from idode.comparison.results import Result, read_result, write_result
-from idode.comparison.table import METRICS, Outcome, outcomes, rows
+from idode.cli.compare import _clear, tables
+from idode.cli.main import main
+from idode.diffusion.model import DiffusionODE
+from idode.diffusion.predictors import NOISE
 from idode.errors import InputError, NumericalError
-from idode.model import DiffusionODE
-from idode.predictors import NOISE
-from idode.run import open_run
-from idode.systems import COMPARED, SYSTEMS, distinct
+from idode.runs.run import open_run
+from idode.runs.systems import COMPARED, SYSTEMS, distinct
+from idode.studies.comparison import Bench
+from idode.studies.comparison.curves import Curve, learning_curve
+from idode.studies.comparison.orderings import Claim, claims, student, verdicts
+from idode.studies.comparison.plan import Effort, Entry, Plan
+from idode.studies.comparison.results import Result, read_result, write_result
+from idode.studies.comparison.table import METRICS, Outcome, outcomes, rows
 from idode.training import Trainer
 
 TINY = [word for word in tiny.FLAGS if word != "--set" and not word.startswith("train.steps")]
@@ -175,7 +175,7 @@ class TestCommand:
         turned = dict(reversed(METRICS.items()))
         for place in ("table.METRICS", "page.HEADER"):
             header = ["system", *(metric.title for metric in turned.values())]
-            monkeypatch.setattr(f"idode.comparison.{place}",
+            monkeypatch.setattr(f"idode.studies.comparison.{place}",
                                 turned if place == "table.METRICS" else header)  # fmt: skip
         first, second = tables(rows(["vdm"], [])).split("\n\n")
         assert "ODE tn" in first
@@ -212,7 +212,7 @@ class TestCommand:
             path = out / name / "seed-0" / "result.json"
             stored = json.loads(path.read_text())
             path.write_text(json.dumps({**stored, "effort": {**stored["effort"], **effort}}))
-        monkeypatch.setattr("idode.commands.compare._carry_out", stopped)
+        monkeypatch.setattr("idode.cli.compare._carry_out", stopped)
         words = command(spec, out, "--systems", "vdm,idode-vp", "--limit", "3")
         words.remove("--quiet")
         assert main(words) == 130

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from idode.cli import COMMANDS, main
-from idode.commands.completion import SHELLS
-from idode.commands.parsing import parser_of
+from idode.cli.completion import SHELLS
+from idode.cli.main import COMMANDS, main
+from idode.cli.parsing import parser_of
 from idode.data import KINDS
-from idode.presets import PRESETS
-from idode.run import pretrained
+from idode.runs.presets import PRESETS
+from idode.runs.run import pretrained
 
 ASK = r"""
 COMP_LINE=$1 COMP_POINT=${#1} COMP_WORDS=() COMP_CWORD=0

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idode.config import Config, TrainConfig, fit, from_json, override, to_json
 from idode.errors import InputError
 from idode.nets import MLPConfig, UNet, UNetConfig
-from idode.presets import PRESETS, SUMMARIES
+from idode.runs.config import Config, TrainConfig, fit, from_json, override, to_json
+from idode.runs.presets import PRESETS, SUMMARIES
 
 every_preset = pytest.mark.parametrize("config", PRESETS.values(), ids=PRESETS)
 PAPER = [name for name in PRESETS if SUMMARIES[name].startswith("the paper")]

@@ -10,10 +10,10 @@ import tiny
 import torch
 from torch.nn import functional as F
 
-from idode.config import TrainConfig
-from idode.nets import UNet, UNetConfig, normalisation, quicken
+from idode.nets import UNet, UNetConfig, normalisation, use_fast_backward
 from idode.nets.convolution import Convolution, convolve, pays, weight_gradient
 from idode.nets.layers import Conv
+from idode.runs.config import TrainConfig
 from idode.training.optimisation import adam
 
 
@@ -79,7 +79,7 @@ def test_it_is_used_where_it_pays_and_nowhere_else():
     conv = Conv(64, 64)
     x, *_ = tensors(2, 64, 64, 8, 8, torch.float32)
     assert not ours(conv(x))  # until it is asked for
-    quicken(conv)
+    use_fast_backward(conv)
     assert pays(x, conv.weight)
     assert ours(conv(x))
     assert not pays(x[:0], conv.weight)
@@ -125,7 +125,7 @@ def test_a_network_has_the_gradients_it_had(frugal, monkeypatch):
 
     theirs = gradients()
     assert not calls
-    quicken(net)
+    use_fast_backward(net)
     for a, b in zip(gradients(), theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * float(b.abs().max()) + 1e-7)
     # Two norms and two kernels in each of the 2 + 2 + 3 blocks, and the norm at the end.
@@ -136,7 +136,7 @@ def test_adams_steps_are_the_plain_ones():
     conv = Conv(64, 64)
     twin = copy.deepcopy(conv)
     x, *_ = tensors(2, 64, 64, 8, 8, torch.float32)
-    quicken(conv)
+    use_fast_backward(conv)
     settings = TrainConfig(lr=0.1)
     ours, plain = adam(conv.named_parameters(), settings), adam(twin.named_parameters(), settings)
     assert ours.param_groups[0]["fused"]

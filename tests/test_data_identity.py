@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from idode.commands.data import add_arguments, run
+from idode.cli.data import add_arguments, run
 from idode.data import Identity, digest, load, same_data, verify, warning
 from idode.data.catalogue import CATALOGUE
 from idode.data.loading import load_published

@@ -7,7 +7,9 @@ import pytest
 import torch
 from conftest import ALL_SCHEDULES
 
-from idode.dequantization import (
+from idode.diffusion.schedules import SCHEDULES, Schedule, VariancePreserving, start_gamma
+from idode.errors import InputError
+from idode.likelihood.dequantization import (
     Continuous,
     TruncatedNormal,
     Uniform,
@@ -17,8 +19,6 @@ from idode.dequantization import (
     reconstruction,
     truncation,
 )
-from idode.errors import InputError
-from idode.schedules import SCHEDULES, Schedule, VariancePreserving, start_gamma
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:

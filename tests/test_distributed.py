@@ -16,8 +16,8 @@ from forking import ROOT, forks
 from safetensors.torch import load_file
 
 from idode.errors import InputError
+from idode.runs.distributed import pick_device
 from idode.training import World, checkpoint
-from idode.training.distributed import pick_device
 
 # The learned density feeds back on the times, so a loss seen by one process only would show.
 HARD = ("objective.density=adaptive", "train.accumulate=2", "objective.augment=true")

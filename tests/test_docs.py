@@ -144,7 +144,7 @@ def test_commands_on_every_page_exist(page: Path, capsys: pytest.CaptureFixture[
     named = commands(page)
     if not named:
         return
-    cli = pytest.importorskip("idode.cli")
+    cli = pytest.importorskip("idode.cli.main")
     for name in named:
         with pytest.raises(SystemExit) as stop:
             cli.main([name, "--help"])

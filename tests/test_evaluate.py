@@ -13,10 +13,10 @@ import pytest
 import tiny
 from PIL import Image
 
-from idode.cli import main
-from idode.coders import coder_bits
+from idode.cli.main import main
 from idode.errors import InputError
-from idode.run import Parent, open_run, pretrained
+from idode.runs.run import Parent, open_run, pretrained
+from idode.studies.coders import coder_bits
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_bad_input_is_one_sentence_before_any_bar_or_network(
     run: Path, arguments: list[str], sentence: str, capsys, monkeypatch
 ) -> None:
     monkeypatch.setattr("idode.nets.UNet.forward", None)
-    monkeypatch.setattr("idode.commands.progress.tqdm", None)
+    monkeypatch.setattr("idode.cli.progress.tqdm", None)
     given = [str(run) if word == "RUN" else word for word in arguments]
     assert main(["evaluate", *given]) == 2
     error = capsys.readouterr().err

@@ -8,13 +8,14 @@ import pytest
 import torch
 from conftest import ALL_SCHEDULES, f64
 
-from idode import divergence, exact
+from idode.diffusion import exact
+from idode.diffusion.model import DiffusionODE
+from idode.diffusion.objectives import diffuse, first_order
+from idode.diffusion.predictors import VELOCITY, target
+from idode.diffusion.schedules import Schedule, VariancePreserving
 from idode.errors import InputError
-from idode.model import DiffusionODE
 from idode.numerics import integrate, per_sample
-from idode.objectives import diffuse, first_order
-from idode.predictors import VELOCITY, target
-from idode.schedules import Schedule, VariancePreserving
+from idode.ode import divergence
 
 X = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
 GAMMAS = torch.linspace(-8, 6, 7, dtype=torch.float64)

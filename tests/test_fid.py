@@ -15,8 +15,8 @@ from torch import Tensor
 
 from idode.data import load
 from idode.errors import InputError
-from idode.features import digits_features, inception_features
-from idode.fid import FeatureStatistics, fid, frechet_distance, statistics_of
+from idode.sampling.features import digits_features, inception_features
+from idode.sampling.fid import FeatureStatistics, fid, frechet_distance, statistics_of
 
 
 def normals(n: int, d: int, seed: int) -> Tensor:

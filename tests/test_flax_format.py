@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from idode.errors import InputError
-from idode.flax_format import DTYPES, decode, encode, leaves, read, write
+from idode.nets.flax_format import DTYPES, decode, encode, leaves, read, write
 
 REFERENCE = Path(__file__).parent / "reference"
 FUZZ = settings(max_examples=150, deadline=None)

@@ -13,9 +13,9 @@ from forking import forks
 from PIL import Image
 from test_training import Notes
 
-from idode.config import fit, override
-from idode.presets import PRESETS
-from idode.run import Run, open_run
+from idode.runs.config import fit, override
+from idode.runs.presets import PRESETS
+from idode.runs.run import Run, open_run
 from idode.training import Trainer
 from idode.training.grids import sample_grid
 from idode.training.metrics import MetricsLog

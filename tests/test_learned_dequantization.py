@@ -15,24 +15,25 @@ import torch
 from conftest import ALL_SCHEDULES, f64
 from torch import Tensor
 
-from idode import exact, streams
-from idode.cli import main
-from idode.dequantization import Dequantization, TruncatedNormal, Uniform
-from idode.dequantizer_file import (
+from idode import random
+from idode.cli.main import main
+from idode.diffusion import exact
+from idode.diffusion.schedules import Schedule, VariancePreserving, start_gamma
+from idode.errors import InputError
+from idode.likelihood.bits_per_dim import LikelihoodSettings, bits_per_dim
+from idode.likelihood.dequantization import Dequantization, TruncatedNormal, Uniform
+from idode.likelihood.learned_dequantization import Learned, base
+from idode.likelihood.state_bound import Fading, state_bound
+from idode.nets.bin_flow import BinFlow, BinFlowConfig
+from idode.nets.splines import spline
+from idode.numerics import log_mean_exp
+from idode.runs.dequantizer_file import (
     DEQUANTIZER,
     has_dequantizer,
     load_dequantizer,
     save_dequantizer,
 )
-from idode.errors import InputError
-from idode.learned import Learned, base
-from idode.likelihood import Settings, bits_per_dim
-from idode.nets.bin_flow import BinFlow, BinFlowConfig
-from idode.numerics import log_mean_exp
-from idode.run import open_run
-from idode.schedules import Schedule, VariancePreserving, start_gamma
-from idode.splines import spline
-from idode.state_bound import Fading, state_bound
+from idode.runs.run import open_run
 from idode.training.dequantizer import Fitting, Trained, fit_dequantizer, fresh_dequantizer
 
 VP = VariancePreserving()
@@ -49,7 +50,7 @@ def bent_flow(channels: int = 1, size: float = 0.15, seed: int = 0, **more: int)
 
 
 def uniform(*shape: int, seed: int = 1) -> Tensor:
-    return streams.uniform(shape, torch.Generator().manual_seed(seed))
+    return random.uniform(shape, torch.Generator().manual_seed(seed))
 
 
 class TestSpline:
@@ -190,7 +191,7 @@ class TestTraining:
         gamma = torch.tensor(bridge.gamma, dtype=torch.float64)
         log_w = []
         for _ in range(k):
-            drawn = bridge.draw(pixels, streams.uniform(pixels.shape, g))
+            drawn = bridge.draw(pixels, random.uniform(pixels.shape, g))
             log_w.append(self.lattice.mixture.log_prob(drawn.x, gamma, VP) + drawn.weight)
         excess = truth - log_mean_exp(torch.stack(log_w))
         return excess.mean().item(), excess.std().item() / 1000**0.5
@@ -244,8 +245,8 @@ class TestEvaluation:
     def test_bits_per_dim_with_a_fresh_one_are_those_of_its_base(self) -> None:
         model = self.lattice.ode(VP, start_gamma(4), 7.0)
         pixels, _ = self.lattice.sample(6, torch.Generator().manual_seed(0))
-        plain = bits_per_dim(model, pixels, Settings(probes=0, tolerance=0.05))
-        settings = Settings("learned", probes=0, tolerance=0.05)
+        plain = bits_per_dim(model, pixels, LikelihoodSettings(probes=0, tolerance=0.05))
+        settings = LikelihoodSettings("learned", probes=0, tolerance=0.05)
         fresh = bits_per_dim(model, pixels, settings, learned=fresh_dequantizer(model, (2,), "tn"))
         torch.testing.assert_close(fresh.per_image, plain.per_image, atol=1e-6, rtol=0)
 
@@ -253,11 +254,11 @@ class TestEvaluation:
         model = self.lattice.ode(VP, start_gamma(4), 7.0)
         pixels, learned = self.lattice.pixels, fresh_dequantizer(model, (2,), "tn")
         with pytest.raises(InputError, match="must be given"):
-            bits_per_dim(model, pixels, Settings("learned"))
+            bits_per_dim(model, pixels, LikelihoodSettings("learned"))
         with pytest.raises(InputError, match="train one for these"):
-            bits_per_dim(model, pixels, Settings("learned", start=-3.0), learned=learned)
+            bits_per_dim(model, pixels, LikelihoodSettings("learned", start=-3.0), learned=learned)
         with pytest.raises(InputError, match="no closed-form entropy"):
-            Settings("learned", closed_form=True)
+            LikelihoodSettings("learned", closed_form=True)
 
 
 @pytest.fixture(scope="module")
@@ -351,7 +352,7 @@ class TestCommand:
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr("idode.durable.write_atomically", full)
+            patch.setattr("idode.storage.write_atomically", full)
             assert dequantize(run, "--out", str(tmp_path / "copy")) == 2
         assert "No space left on device): make room" in capsys.readouterr().err
         assert dequantize(run, "--out", str(tmp_path / "copy")) == 0
@@ -364,7 +365,7 @@ class TestCommand:
 
         copy = tmp_path / "copy"
         with monkeypatch.context() as patch:
-            patch.setattr("idode.run.write_atomically", full)
+            patch.setattr("idode.runs.run.write_atomically", full)
             assert dequantize(run, "--out", str(copy)) == 2
         assert "No space left on device" in capsys.readouterr().err
         assert list(copy.iterdir()) == []

@@ -10,22 +10,24 @@ import numpy as np
 import pytest
 import torch
 from conftest import ALL_SCHEDULES
+from idode.starts import search_start
 from torch import Tensor
 
 import idode
-from idode import density, exact, streams
-from idode.bounds import sde_bound
-from idode.divergence import gaussian
+from idode import random
+from idode.diffusion import exact
+from idode.diffusion.model import DiffusionODE, wrap
+from idode.diffusion.noise_levels import UniformGamma
+from idode.diffusion.schedules import SCHEDULES, Schedule, VariancePreserving, start_gamma
 from idode.errors import InputError, NumericalError
-from idode.ledger import Ledger
-from idode.likelihood import Settings, bits_per_dim
-from idode.model import DiffusionODE, wrap
-from idode.ode import Adams, Dopri5, uniform_grid
-from idode.schedules import SCHEDULES, Schedule, VariancePreserving, start_gamma
-from idode.starts import search_start
-from idode.time_sampling import UniformGamma
+from idode.evaluation.runner import Ledger
+from idode.likelihood.bits_per_dim import LikelihoodSettings, bits_per_dim
+from idode.likelihood.bits_per_dim import log_prob as density
+from idode.likelihood.sde_bound import sde_bound
+from idode.ode.divergence import gaussian
+from idode.ode.solvers import Adams, Dopri5, uniform_grid
 
-EXACT = Settings(probes=0, tolerance=1e-4)
+EXACT = LikelihoodSettings(probes=0, tolerance=1e-4)
 
 
 @ALL_SCHEDULES
@@ -185,7 +187,7 @@ class TestDiscreteOracle:
         pixels, _ = self.data.sample(128, torch.Generator().manual_seed(0))
         model = self.data.ode(VariancePreserving(), start_gamma(8), 14.0)
         starts = [-6.1, -5.3, -4.5]
-        settings = Settings(probes=0, batch_size=128)
+        settings = LikelihoodSettings(probes=0, batch_size=128)
         curve = search_start(model, pixels, starts, settings)
         means = [r.mean for r in curve.results]
         # For points and the noise of a bin the optimum is the variance of the bin, 1/(3 L²),
@@ -238,7 +240,7 @@ def test_a_value_depends_neither_on_batch_mates_nor_on_the_batch_size() -> None:
     model, pixels = wave_model((1, 4, 4)), images(24, (1, 4, 4))
     whole = bits_per_dim(model, pixels)
     for size in (1, 7):
-        other = bits_per_dim(model, pixels, Settings(batch_size=size))
+        other = bits_per_dim(model, pixels, LikelihoodSettings(batch_size=size))
         assert (whole.per_image - other.per_image).abs().max() < 1e-4
     alone = bits_per_dim(model, pixels[20:], first_index=20)
     # Another pilot, so another grid: equal within what both grids are known to miss.
@@ -277,7 +279,7 @@ def test_the_calibration_counts_its_evaluations() -> None:
             self.stages[self.now] += count
 
     model, pixels = wave_model((1, 4, 4)), images(9, (1, 4, 4))
-    found = bits_per_dim(model, pixels, Settings(tolerance=0.05), ledger=Ledger(Seen()))
+    found = bits_per_dim(model, pixels, LikelihoodSettings(tolerance=0.05), ledger=Ledger(Seen()))
     assert Seen.stages["ODE tn"] == 9
     assert Seen.stages["calibrating tn"] >= found.pilot.nfe
 
@@ -287,15 +289,15 @@ class TestSharedLedger:
         "change",
         [
             {"first_index": 100},
-            {"settings": Settings(seed=np.int64(1), tolerance=0.05)},
-            {"settings": Settings(importance=2, tolerance=0.05)},
-            {"settings": Settings(tolerance=0.4)},
+            {"settings": LikelihoodSettings(seed=np.int64(1), tolerance=0.05)},
+            {"settings": LikelihoodSettings(importance=2, tolerance=0.05)},
+            {"settings": LikelihoodSettings(tolerance=0.4)},
             {"dtype": torch.float64},
         ],
     )
     def test_another_call_gets_its_own_numbers(self, change: dict[str, object]) -> None:
         model, pixels = wave_model((1, 4, 4)), images(4, (1, 4, 4))
-        ledger, usual = Ledger(), {"settings": Settings(tolerance=0.05)}
+        ledger, usual = Ledger(), {"settings": LikelihoodSettings(tolerance=0.05)}
         bits_per_dim(model, pixels, **usual, ledger=ledger)
         found = bits_per_dim(model, pixels, **usual | change, ledger=ledger)
         fresh = bits_per_dim(model, pixels, **usual | change)
@@ -323,7 +325,7 @@ class TestSharedLedger:
 
     def test_batches_of_a_smaller_pilots_grid_are_not_taken_for_those_of_another(self) -> None:
         model, pixels = wave_model((1, 4, 4)), images(16, (1, 4, 4))
-        ledger, settings = Ledger(), Settings(batch_size=4)
+        ledger, settings = Ledger(), LikelihoodSettings(batch_size=4)
         few = bits_per_dim(model, pixels[:4], settings, ledger=ledger)
         found = bits_per_dim(model, pixels, settings, ledger=ledger)
         fresh = bits_per_dim(model, pixels, settings)
@@ -332,7 +334,7 @@ class TestSharedLedger:
 
     def test_the_same_call_again_computes_nothing(self) -> None:
         model, pixels = wave_model((1, 4, 4)), images(12, (1, 4, 4))
-        ledger, settings = Ledger(), Settings(batch_size=4, tolerance=0.05)
+        ledger, settings = Ledger(), LikelihoodSettings(batch_size=4, tolerance=0.05)
         first = bits_per_dim(model, pixels[:8], settings, ledger=ledger)
         seen: list[int] = []
         more = bits_per_dim(model, pixels, settings, ledger=ledger, progress=seen.append)
@@ -343,15 +345,17 @@ class TestSharedLedger:
 def test_errors_by_source_are_those_of_repeated_evaluations() -> None:
     """Spread of the mean over seeds against the claimed dequantization and probe errors."""
     model, pixels = wave_model((1, 4, 4)), images(32, (1, 4, 4))
-    results = [bits_per_dim(model, pixels, Settings(seed=s, tolerance=0.02)) for s in range(16)]
+    results = [
+        bits_per_dim(model, pixels, LikelihoodSettings(seed=s, tolerance=0.02)) for s in range(16)
+    ]
     spread = torch.tensor([r.mean for r in results]).std().item()
     claimed = sum(math.hypot(r.errors.dequantization, r.errors.probe) for r in results) / 16
     assert claimed == pytest.approx(spread, rel=0.5)
     assert all(r.standard_error > r.errors.images > 0 for r in results)
-    exact_result = bits_per_dim(model, pixels, Settings(probes=0, repeats=4))
+    exact_result = bits_per_dim(model, pixels, LikelihoodSettings(probes=0, repeats=4))
     assert exact_result.errors.probe == 0
     assert abs(exact_result.errors.solver) < 0.005
-    repeated = bits_per_dim(model, pixels, Settings(repeats=4, tolerance=0.02))
+    repeated = bits_per_dim(model, pixels, LikelihoodSettings(repeats=4, tolerance=0.02))
     # A new repeat draws a new probe too; its variance is not that of the dequantization.
     assert repeated.errors.dequantization < 1.5 * exact_result.errors.dequantization
     assert repeated.errors.probe == pytest.approx(results[0].errors.probe / 2, rel=0.3)
@@ -360,7 +364,7 @@ def test_errors_by_source_are_those_of_repeated_evaluations() -> None:
 def test_ours_agrees_with_the_papers_solver_within_both_errors() -> None:
     model, pixels = wave_model((1, 4, 4)), images(8, (1, 4, 4))
     ours = bits_per_dim(model, pixels)
-    paper = bits_per_dim(model, pixels, Settings(solver="dopri5", tolerance=1e-6))
+    paper = bits_per_dim(model, pixels, LikelihoodSettings(solver="dopri5", tolerance=1e-6))
     difference = (ours.per_image - paper.per_image).square().mean().sqrt().item()
     assert difference < 0.006
     assert ours.nfe < paper.nfe
@@ -376,7 +380,9 @@ def test_k_draws_average_in_the_exponential_and_memory_does_not_see_k() -> None:
 
     watching = dataclasses.replace(model, net=watched)
     one = [
-        bits_per_dim(watching, pixels, Settings(importance=k, probes=0, batch_size=3)).per_image
+        bits_per_dim(
+            watching, pixels, LikelihoodSettings(importance=k, probes=0, batch_size=3)
+        ).per_image
         for k in (1, 6)
     ]
     assert max(largest) == 3  # never a batch of K * B above the batch size
@@ -385,18 +391,18 @@ def test_k_draws_average_in_the_exponential_and_memory_does_not_see_k() -> None:
 
 def test_an_image_keeps_its_probe_over_its_draws_unless_told_otherwise() -> None:
     model, pixels = wave_model((1, 4, 4)), images(3, (1, 4, 4))
-    shared = bits_per_dim(model, pixels, Settings(importance=4))
-    fresh = bits_per_dim(model, pixels, Settings(importance=4, fresh_probes=True))
+    shared = bits_per_dim(model, pixels, LikelihoodSettings(importance=4))
+    fresh = bits_per_dim(model, pixels, LikelihoodSettings(importance=4, fresh_probes=True))
     gains = [float(r.notes[0].split("up to ")[1].split()[0]) for r in (shared, fresh)]
     assert 0 <= gains[0] < gains[1]
-    assert bits_per_dim(model, pixels, Settings(importance=4, probes=0)).notes == ()
+    assert bits_per_dim(model, pixels, LikelihoodSettings(importance=4, probes=0)).notes == ()
     assert (shared.per_image - fresh.per_image).abs().max() > 1e-3
 
 
 def test_streams_of_an_image_depend_on_index_purpose_and_repeat_only() -> None:
     def numbers(*indices: int, purpose: int = 0, repeat: int = 0) -> Tensor:
-        return streams.per_image(
-            lambda g: streams.uniform((3,), g), indices, seed=5, purpose=purpose, repeat=repeat
+        return random.per_image(
+            lambda g: random.uniform((3,), g), indices, seed=5, purpose=purpose, repeat=repeat
         )
 
     assert (numbers(1, 2, 3)[2] == numbers(3)[0]).all()
@@ -413,7 +419,10 @@ def test_continuous_vectors_have_a_density_in_three_lines(mixture: exact.Mixture
     ode = wrap(net, "noise", "vp", levels=None, gamma_min=-6.0, gamma_max=14.0)
     x = mixture.sample(16, torch.Generator().manual_seed(0))
     found = bits_per_dim(
-        ode, x, Settings(dequantization="none", probes=0, tolerance=1e-4), dtype=torch.float64
+        ode,
+        x,
+        LikelihoodSettings(dequantization="none", probes=0, tolerance=1e-4),
+        dtype=torch.float64,
     )
     truth = mixture.log_prob(x, torch.tensor(-6.0, dtype=torch.float64), s)
     torch.testing.assert_close(found.per_image, -truth / (3 * math.log(2)), atol=1e-3, rtol=0)
@@ -435,7 +444,7 @@ class TestTrouble:
 
     def test_an_interrupt_keeps_what_was_done(self) -> None:
         model, pixels = wave_model((1, 4, 4)), images(12, (1, 4, 4))
-        whole = bits_per_dim(model, pixels, Settings(batch_size=4))
+        whole = bits_per_dim(model, pixels, LikelihoodSettings(batch_size=4))
 
         def stop(done: int) -> None:
             stop.total += done
@@ -443,7 +452,7 @@ class TestTrouble:
                 raise KeyboardInterrupt
 
         stop.total = 0
-        part = bits_per_dim(model, pixels, Settings(batch_size=4), progress=stop)
+        part = bits_per_dim(model, pixels, LikelihoodSettings(batch_size=4), progress=stop)
         assert not part.complete
         assert part.notes == ("interrupted after 8 images",)
         assert (part.per_image == whole.per_image[:8]).all()
@@ -458,8 +467,8 @@ class TestTrouble:
             return out + white * 0.5 * torch.sin(9 * x)
 
         harder = dataclasses.replace(model, net=rough)
-        ours = bits_per_dim(harder, pixels, Settings(batch_size=18))
-        paper = bits_per_dim(harder, pixels, Settings(solver="dopri5", tolerance=1e-7))
+        ours = bits_per_dim(harder, pixels, LikelihoodSettings(batch_size=18))
+        paper = bits_per_dim(harder, pixels, LikelihoodSettings(solver="dopri5", tolerance=1e-7))
         assert abs(ours.per_image[17] - paper.per_image[17]) < 0.03
         assert ours.nfe > bits_per_dim(model, pixels).nfe
 
@@ -468,13 +477,15 @@ class TestTrouble:
         jagged = dataclasses.replace(
             model, net=lambda x, t: x + 0.2 * torch.sin(3000 * t)[:, None, None, None] * x
         )
-        result = bits_per_dim(jagged, pixels, Settings(tolerance=1e-9))
+        result = bits_per_dim(jagged, pixels, LikelihoodSettings(tolerance=1e-9))
         assert "not the 1e-09 asked for" in result.notes[0]
 
     @pytest.mark.parametrize("start", [6.0, -20.0])
     def test_a_start_off_the_clock(self, start: float) -> None:
         with pytest.raises(InputError, match=r"must lie on the model's clock, -7\.864 to 5"):
-            bits_per_dim(wave_model((1, 4, 4)), images(2, (1, 4, 4)), Settings(start=start))
+            bits_per_dim(
+                wave_model((1, 4, 4)), images(2, (1, 4, 4)), LikelihoodSettings(start=start)
+            )
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -492,7 +503,7 @@ class TestTrouble:
     )
     def test_settings_that_make_no_sense(self, change: dict[str, object], message: str) -> None:
         with pytest.raises(InputError, match=message):
-            Settings(**change)  # type: ignore[arg-type]
+            LikelihoodSettings(**change)  # type: ignore[arg-type]
 
     def test_wrong_data(self) -> None:
         model = wave_model((1, 4, 4))

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from idode.errors import InputError
-from idode.flax_format import leaves, read
 from idode.nets import MLP, MLPConfig, UNet, UNetConfig
+from idode.nets.flax_format import leaves, read
 from idode.nets.layers import Conv, Dense, dropout, fading, fourier_features, sinusoid
-from idode.presets import PRESETS
+from idode.runs.presets import PRESETS
 
 REFERENCE = Path(__file__).parent / "reference"
 TINY = UNetConfig(channels=2, levels=17, width=8, depth=3, dropout=0.0, groups=4)

@@ -4,15 +4,16 @@ import pytest
 import torch
 from conftest import ALL_SCHEDULES, f64
 
-from idode import divergence, exact
-from idode.divergence import PROBES, gaussian, rademacher
+from idode.diffusion import exact
+from idode.diffusion.model import DiffusionODE
+from idode.diffusion.objectives import diffuse, first_order, second_order
+from idode.diffusion.predictors import NOISE
+from idode.diffusion.schedules import SCHEDULES, Schedule, VariancePreserving
 from idode.errors import InputError
-from idode.model import DiffusionODE
 from idode.nets import UNet, UNetConfig
 from idode.numerics import per_sample
-from idode.objectives import diffuse, first_order, second_order
-from idode.predictors import NOISE
-from idode.schedules import SCHEDULES, Schedule, VariancePreserving
+from idode.ode.divergence import PROBES, gaussian, rademacher
+from idode.ode import divergence
 
 
 def small_net(dim: int = 3) -> torch.nn.Module:
@@ -104,7 +105,7 @@ def test_second_order_is_its_definition_with_an_exact_trace(schedule: Schedule) 
     second = 2 / 3 * (div - 3 * schedule.dlog_sigma(gamma) + first) ** 2
     torch.testing.assert_close(losses.first, first, rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(losses.second, second, rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(losses.mixed(0.1), losses.first + 0.1 * losses.second)
+    torch.testing.assert_close(losses.total(0.1), losses.first + 0.1 * losses.second)
 
 
 @pytest.mark.parametrize("name", ["vp", "sp"])

@@ -9,9 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from idode.calibration import calibrate
 from idode.errors import InputError, NumericalError
-from idode.ode import RK4, Adams, Dopri5, Solver, lagrange_weights, quadrature, uniform_grid
+from idode.ode.calibration import calibrate
+from idode.ode.solvers import (
+    RK4,
+    Adams,
+    Dopri5,
+    Solver,
+    lagrange_weights,
+    quadrature,
+    uniform_grid,
+)
 
 
 def pendulum(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,9 +14,9 @@ import pytest
 import tiny
 from forking import forks
 
-from idode.cli import main
+from idode.cli.main import main
 from idode.errors import InputError
-from idode.run import Parent, Run, open_run
+from idode.runs.run import Parent, Run, open_run
 from idode.training import Trainer, checkpoint
 
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from idode import density, flax_format
-from idode.dequantization import centres
-from idode.divergence import hutchinson
-from idode.model import DiffusionODE
-from idode.nets import UNet, vdm_weights
-from idode.objectives import diffuse
-from idode.ode import Adams, uniform_grid
-from idode.predictors import NOISE, NORMALIZED_VELOCITY
-from idode.schedules import SCHEDULES
+from idode.diffusion.model import DiffusionODE
+from idode.diffusion.objectives import diffuse
+from idode.diffusion.predictors import NOISE, NORMALIZED_VELOCITY
+from idode.diffusion.schedules import SCHEDULES
+from idode.likelihood.bits_per_dim import log_prob as density
+from idode.likelihood.dequantization import centres
+from idode.nets import UNet, flax_format, vdm_weights
+from idode.ode.divergence import hutchinson
+from idode.ode.solvers import Adams, uniform_grid
 
 FOLDER = Path(__file__).parent / "reference"
 both = pytest.mark.parametrize("name", ["tiny", "tiny_attention"])

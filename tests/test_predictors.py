@@ -6,13 +6,11 @@ import pytest
 import torch
 from conftest import ALL_SCHEDULES, f64
 
-from idode import exact
-from idode.clocks import CLOCKS, ScaledGamma, StraightTime, TableTime
-from idode.errors import InputError
-from idode.model import DiffusionODE, wrap
-from idode.numerics import like, per_sample
-from idode.objectives import diffuse, first_order
-from idode.predictors import (
+from idode.diffusion import exact
+from idode.diffusion.clocks import CLOCKS, ScaledGamma, StraightTime, TableTime
+from idode.diffusion.model import DiffusionODE, wrap
+from idode.diffusion.objectives import diffuse, first_order
+from idode.diffusion.predictors import (
     DATA,
     NOISE,
     NORMALIZED_VELOCITY,
@@ -24,7 +22,9 @@ from idode.predictors import (
     convert,
     target,
 )
-from idode.schedules import SCHEDULES, Schedule, VariancePreserving
+from idode.diffusion.schedules import SCHEDULES, Schedule, VariancePreserving
+from idode.errors import InputError
+from idode.numerics import like, per_sample
 
 EVERY = {**PREDICTORS, "edm-1.0": Preconditioned(1.0), "timed": TimedVelocity(StraightTime(True))}
 

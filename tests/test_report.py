@@ -15,24 +15,26 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from idode.starts import search_start
 from PIL import Image
 
-from idode import Settings, exact, likelihood
-from idode.cli import main
-from idode.evaluation import IMPORTANCES
-from idode.report import Effort, Measurements, figures, measure, plain, sections
-from idode.report.curves import TrainingCurve, after, training_curve
-from idode.report.levels import noise_levels
-from idode.report.measurements import STAGES, _Work, densities, started_from, whole_curve
-from idode.report.sections import FILES, facts
-from idode.report.values import Engine, bounds, engine, uniform_starts
-from idode.run import Run, open_run, save_model
-from idode.sampling.task import Task
-from idode.schedules import VariancePreserving, start_gamma
-from idode.starts import search_start
-from idode.time_sampling import Designed, UniformGamma
-from idode.variance import loss_variance
-from idode.weights import uniform_start
+from idode import LikelihoodSettings
+from idode.cli.main import main
+from idode.diffusion import exact
+from idode.diffusion.noise_levels import Designed, UniformGamma
+from idode.diffusion.schedules import VariancePreserving, start_gamma
+from idode.evaluation.evaluate import IMPORTANCES
+from idode.likelihood.bits_per_dim import bits_per_dim as likelihood
+from idode.likelihood.estimator import uniform_start
+from idode.runs.run import Run, open_run, save_model
+from idode.sampling.sampler import Task
+from idode.studies.loss_variance import loss_variance
+from idode.studies.report import Effort, Measurements, figures, measure, plain, sections
+from idode.studies.report.curves import TrainingCurve, after, training_curve
+from idode.studies.report.levels import noise_levels
+from idode.studies.report.measurements import STAGES, _Work, densities, started_from, whole_curve
+from idode.studies.report.sections import FILES, facts
+from idode.studies.report.values import Engine, bounds, engine, uniform_starts
 
 SMALL = Effort(
     limit=3,
@@ -63,7 +65,7 @@ PICTURES = [key for key in KEYS if key not in ("bounds", "smoothness")]
 @pytest.fixture(autouse=True)
 def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IDODE_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr("idode.report.FAST", SMALL)
+    monkeypatch.setattr("idode.studies.report.FAST", SMALL)
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IDODE_DATA", str(folder / "data"))
-        patch.setattr("idode.report.FAST", SMALL)
-        patch.setattr("idode.report.measure", keeping)
+        patch.setattr("idode.studies.report.FAST", SMALL)
+        patch.setattr("idode.studies.report.measure", keeping)
         spec, run = f"npy:{folder / 'x.npy'}?levels=4", str(folder / "run")
         words = ["train", "digits", "--data", spec, *tiny.FLAGS, "--quiet"]
         first = str(folder / "first")
@@ -130,7 +132,7 @@ class TestValues:
     def test_values_are_those_of_the_library_on_its_own_grids(self, lattice, solve) -> None:
         table = bounds(solve, lattice.pixels)
         for name, row in (("uniform", table[:3]), ("tn", table[6:])):
-            settings = Settings(dequantization=name, tolerance=0.005)
+            settings = LikelihoodSettings(dequantization=name, tolerance=0.005)
             alone = likelihood.bounds(solve.model, lattice.pixels, IMPORTANCES, settings)
             for ours, theirs in zip(row, alone, strict=True):
                 # The same draws and probes on two grids, each good to 0.005 bits/dim rms.
@@ -148,7 +150,7 @@ class TestValues:
     def test_a_draw_does_not_depend_on_its_batch(self, lattice, solve) -> None:
         pixels = lattice.pixels.repeat(7, 1)
         (all_together,) = solve.values(pixels, solve.settings, (4,))
-        (in_pairs,) = solve.values(pixels, Settings(batch_size=2, tolerance=0.005), (4,))
+        (in_pairs,) = solve.values(pixels, LikelihoodSettings(batch_size=2, tolerance=0.005), (4,))
         torch.testing.assert_close(all_together.per_image, in_pairs.per_image, atol=2e-3, rtol=0)
 
     def test_an_interrupt_is_passed_on_and_no_image_left_out(
@@ -441,7 +443,7 @@ class TestCommand:
             asked.append(effort)
             return made.measurements
 
-        monkeypatch.setattr("idode.report.measure", known)
+        monkeypatch.setattr("idode.studies.report.measure", known)
         assert main(["report", str(run), "--limit", "2", "--force", "--quiet"]) == 0
         assert capsys.readouterr() == ("", "")
         assert asked == [replace(SMALL, limit=2)]
@@ -502,9 +504,9 @@ class TestOtherRuns:
 
 
 def _vectors(path: Path, data) -> Run:
-    from idode.config import fit, override
-    from idode.presets import PRESETS
-    from idode.run import build_net, save_model
+    from idode.runs.config import fit, override
+    from idode.runs.presets import PRESETS
+    from idode.runs.run import build_net, save_model
 
     config = override(PRESETS["vectors"], ["model.gamma_min=-6"])
     run = Run(path, fit(config, None, data.shape), data.identity)

@@ -11,9 +11,9 @@ import pytest
 import tiny
 import torch
 
-from idode.cli import main
-from idode.durable import checksum
-from idode.run import Parent, Run, build_net, save_model
+from idode.cli.main import main
+from idode.runs.run import Parent, Run, build_net, save_model
+from idode.storage import checksum
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, capsys):
             progress(stage)
         raise Measured(before and str(before.path))
 
-    monkeypatch.setattr("idode.report.measure", measure)
+    monkeypatch.setattr("idode.studies.report.measure", measure)
 
     def asked(*words: object) -> tuple[str | None, str]:
         with pytest.raises(Measured) as caught:

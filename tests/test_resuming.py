@@ -15,16 +15,16 @@ import tiny
 import torch
 from forking import forks
 
-from idode.cli import main
-from idode.dequantizer_file import load_dequantizer, save_dequantizer
+from idode.cli.main import main
 from idode.errors import InputError
-from idode.evaluation import model_digest, open_journal
-from idode.journal import Journal
-from idode.learned import Learned, base
-from idode.ledger import Ledger
+from idode.evaluation.evaluate import model_digest, open_journal
+from idode.evaluation.runner import Ledger
+from idode.evaluation.store import Journal
+from idode.likelihood.calibration import Pilot
+from idode.likelihood.learned_dequantization import Learned, base
 from idode.nets.bin_flow import BinFlow, BinFlowConfig
-from idode.pilot import Pilot
-from idode.run import open_run, pretrained, save_model
+from idode.runs.dequantizer_file import load_dequantizer, save_dequantizer
+from idode.runs.run import open_run, pretrained, save_model
 
 FAST = ["--split", "train", "--limit", "7", "--batch-size", "2", "--draws", "2"]
 FAST += ["--solver", "dopri5", "--tolerance", "0.01"]  # no grid to be found first
@@ -284,7 +284,7 @@ class TestLedger:
     def test_a_pilot_survives_json(self) -> None:
         for kind in ({"grid": [0.0, 1 / 3, 1.0], "order": 3}, {"rtol": 1e-5, "atol": 1e-4}):
             fields = dict.fromkeys(
-                ("solver_mean", "solver_rms", "error_per_roughness", "most_roughness"), 1 / 7
+                ("solver_mean", "solver_rms", "error_per_gap", "largest_gap"), 1 / 7
             )
             fields |= {"noise_variance": 0.1, "probe_variance": 0.2, "interaction": 0.3, "nfe": 9}
             pilot = Pilot.from_json({**fields, "solver": kind})

@@ -10,10 +10,10 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from idode.clocks import ScaledGamma
+from idode.diffusion.clocks import ScaledGamma
+from idode.diffusion.schedules import start_gamma
 from idode.errors import InputError
-from idode.run import Parent, Run, build_net, diffusion_ode, open_run, save_model
-from idode.schedules import start_gamma
+from idode.runs.run import Parent, Run, build_net, diffusion_ode, open_run, save_model
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_a_failed_write_leaves_the_old_model(run: Run, monkeypatch: pytest.Monke
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("idode.run.save_file", full)
+    monkeypatch.setattr("idode.runs.run.save_file", full)
     with pytest.raises(InputError, match="No space left"):
         save_model(run.path, {"x": torch.zeros(1)})
     assert (run.path / "model.safetensors").read_bytes() == before

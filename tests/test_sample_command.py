@@ -16,16 +16,16 @@ import torch
 from PIL import Image
 
 from idode import sampling
-from idode.cli import main
-from idode.commands.sample import SOLVERS
-from idode.commands.tables import write_file
-from idode.config import Config, fit, override
+from idode.cli.main import main
+from idode.cli.sample import SOLVERS
+from idode.cli.tables import write_file
 from idode.errors import InputError
-from idode.features import Features
-from idode.pictures import grid, png
-from idode.presets import PRESETS
-from idode.run import Run, build_net, save_model
-from idode.sampling.task import Task
+from idode.runs.config import Config, fit, override
+from idode.runs.presets import PRESETS
+from idode.runs.run import Run, build_net, save_model
+from idode.sampling.features import Features
+from idode.sampling.pictures import grid, png
+from idode.sampling.sampler import Task
 
 
 class TestPictures:
@@ -233,7 +233,7 @@ class TestCommand:
     ) -> None:
         monkeypatch.setenv("IDODE_DATA", str(tmp_path / "data"))
         monkeypatch.setattr(
-            "idode.commands.frechet.inception_features",
+            "idode.cli.frechet.inception_features",
             lambda levels, device: lambda pixels: pixels.double().flatten(1),
         )
         place = fresh_run(tmp_path / "run", tiny.config(), None)
@@ -272,7 +272,7 @@ class TestCommand:
             assert levels == 4
             return lambda pixels: (seen.append(len(pixels)), pixels.double().flatten(1))[1]
 
-        monkeypatch.setattr("idode.commands.frechet.inception_features", network)
+        monkeypatch.setattr("idode.cli.frechet.inception_features", network)
         spec = f"npy:{tmp_path / 'x.npy'}?levels=4"
         place = fresh_run(tmp_path / "run", tiny.config(), spec)
         figures = []

@@ -12,13 +12,14 @@ import torch
 from conftest import ALL_SCHEDULES
 from torch import Tensor
 
-from idode import density, exact
-from idode.dequantization import centres
+from idode.diffusion import exact
+from idode.diffusion.model import DiffusionODE, wrap
+from idode.diffusion.schedules import SCHEDULES, Schedule, VariancePreserving, start_gamma
 from idode.errors import InputError, NumericalError
-from idode.model import DiffusionODE, wrap
-from idode.ode import Adams, Dopri5, uniform_grid
+from idode.likelihood.bits_per_dim import log_prob as density
+from idode.likelihood.dequantization import centres
+from idode.ode.solvers import Adams, Dopri5, uniform_grid
 from idode.sampling import SOLVERS, DataMultistep, Samples, ancestral, latents, sample
-from idode.schedules import SCHEDULES, Schedule, VariancePreserving, start_gamma
 
 ENDS = (-8.0, 10.0)  # little is left of the data's mean in the prior, and of noise in the data
 FINE = Adams(uniform_grid(300))

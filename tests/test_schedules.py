@@ -6,8 +6,8 @@ import pytest
 import torch
 from conftest import ALL_SCHEDULES
 
+from idode.diffusion.schedules import Schedule, StraightPath, VariancePreserving, start_gamma
 from idode.errors import InputError
-from idode.schedules import Schedule, StraightPath, VariancePreserving, start_gamma
 
 GAMMA = torch.linspace(-13.3, 5.0, 64, dtype=torch.float64)
 

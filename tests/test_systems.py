@@ -14,23 +14,23 @@ import tiny
 import torch
 from torch import Tensor
 
-from idode import cli
-from idode.bounds import sde_bound
-from idode.config import Config, ObjectiveConfig, from_json, override, to_json
-from idode.density import prior_log_prob
+from idode.cli.main import main as cli
+from idode.diffusion.model import DiffusionODE
+from idode.diffusion.noise_levels import Designed, UniformGamma
+from idode.diffusion.objectives import second_order
+from idode.diffusion.other_noise_levels import NormalGamma, SoftTruncation, above
 from idode.errors import InputError
-from idode.likelihood import Settings, bits_per_dim
-from idode.model import DiffusionODE
-from idode.objectives import second_order
-from idode.other_densities import NormalGamma, SoftTruncation, above
-from idode.presets import PRESETS
-from idode.run import Run, diffusion_ode
-from idode.simulation import SimulationConfig, simulated
-from idode.systems import COMPARED, SYSTEMS, apply
-from idode.time_sampling import Designed, UniformGamma
+from idode.likelihood.bits_per_dim import LikelihoodSettings, bits_per_dim
+from idode.likelihood.estimator import uniform_start
+from idode.likelihood.log_prob import prior_log_prob
+from idode.likelihood.sde_bound import sde_bound
+from idode.runs.config import Config, ObjectiveConfig, from_json, override, to_json
+from idode.runs.presets import PRESETS
+from idode.runs.run import Run, diffusion_ode
+from idode.runs.systems import COMPARED, SYSTEMS, apply
 from idode.training import Trainer
 from idode.training.objective import Batch, Objective, build_density
-from idode.weights import uniform_start
+from idode.training.simulation import SimulationConfig, simulated
 
 DIM = 3
 every_system = pytest.mark.parametrize("name", SYSTEMS)
@@ -69,7 +69,7 @@ def case(name: str, *settings: str, network: Callable[..., Tensor] = net) -> Cas
     with torch.no_grad():
         times = objective.density.at(t)
     batch = Batch(x0 / 2, eps, times, None, probes)
-    losses = objective.losses(model, batch).mixed(config.objective.ratio)
+    losses = objective.losses(model, batch).total(config.objective.ratio)
     return Case(model, batch, (losses / times.density).detach())
 
 
@@ -432,7 +432,7 @@ class TestEverySystem:
         for seed in range(6):
             g = torch.Generator().manual_seed(seed)
             batch = objective.draw(torch.from_numpy(tiny.images()), 4, g)
-            losses = objective.losses(trainer.model, batch).mixed(objective.config.ratio)
+            losses = objective.losses(trainer.model, batch).total(objective.config.ratio)
             total.append(float((losses / batch.times.density).detach().mean()))
         return float(np.mean(total))
 
@@ -453,7 +453,7 @@ class TestEverySystem:
         assert math.isfinite(sde_bound(model, pixels, draws=2).mean)
         if name in COMPARED:  # the others differ from those in training alone
             own = {"centres": "tn", "uniform": "uniform"}[run.config.objective.data]
-            settings = Settings(dequantization=own, solver="dopri5", tolerance=0.1)
+            settings = LikelihoodSettings(dequantization=own, solver="dopri5", tolerance=0.1)
             assert math.isfinite(bits_per_dim(model, pixels, settings).mean)
 
     @every_system

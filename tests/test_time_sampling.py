@@ -6,24 +6,24 @@ import torch
 from conftest import f64
 from torch import Tensor
 
-from idode import exact
-from idode.clocks import CLOCKS
-from idode.errors import InputError
-from idode.numerics import integrate
-from idode.objectives import first_order
-from idode.schedules import SCHEDULES, Schedule, VariancePreserving
-from idode.time_sampling import (
+from idode.diffusion import exact
+from idode.diffusion.clocks import CLOCKS
+from idode.diffusion.noise_levels import (
     Adaptive,
     Designed,
-    TimeDensity,
+    NoiseLevelDistribution,
     UniformGamma,
     UniformTime,
     quantiles,
 )
-from idode.variance import loss_variance
+from idode.diffusion.objectives import first_order
+from idode.diffusion.schedules import SCHEDULES, Schedule, VariancePreserving
+from idode.errors import InputError
+from idode.numerics import integrate
+from idode.studies.loss_variance import loss_variance
 
 
-def densities(lo: float, hi: float) -> dict[str, TimeDensity]:
+def densities(lo: float, hi: float) -> dict[str, NoiseLevelDistribution]:
     return {
         "uniform": UniformGamma(lo, hi),
         **{f"designed-{name}": Designed(s, lo, hi) for name, s in SCHEDULES.items()},

@@ -17,11 +17,11 @@ import torch
 from forking import forks
 from safetensors.torch import load_file
 
-from idode.config import ObjectiveConfig, TrainConfig
+from idode.diffusion.noise_levels import Adaptive, Designed
+from idode.diffusion.objectives import Losses
 from idode.errors import InputError
-from idode.objectives import Losses
-from idode.run import Run, build_net, diffusion_ode, open_run
-from idode.time_sampling import Adaptive, Designed
+from idode.runs.config import ObjectiveConfig, TrainConfig
+from idode.runs.run import Run, build_net, diffusion_ode, open_run
 from idode.training import Diverged, Trainer, checkpoint, finetuned
 from idode.training.held_out import held_out_bits
 from idode.training.metrics import MetricsLog, Window
@@ -224,8 +224,8 @@ class TestLoop:
         assert bend > 0.3
 
     def test_vectors_train_with_the_other_network(self, tmp_path: Path) -> None:
-        from idode.config import fit, override
-        from idode.presets import PRESETS
+        from idode.runs.config import fit, override
+        from idode.runs.presets import PRESETS
 
         rows = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)
         data = tiny.dataset(rows, levels=None)

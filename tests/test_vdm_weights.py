@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from idode.errors import InputError
-from idode.flax_format import decode, encode, leaves, read
 from idode.nets import UNet, UNetConfig
+from idode.nets.flax_format import decode, encode, leaves, read
 from idode.nets.vdm_weights import (
     from_state_dict,
     infer_config,

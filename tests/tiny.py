@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from idode.config import Config, fit, override
 from idode.data import Dataset, Identity, digest
-from idode.presets import PRESETS
-from idode.run import Run
+from idode.runs.config import Config, fit, override
+from idode.runs.presets import PRESETS
+from idode.runs.run import Run
 from idode.training import Reporter, Trainer, World
 
 SETTINGS = [

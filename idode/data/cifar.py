@@ -27,7 +27,7 @@ MAX_BATCH_BYTES = 64_000_000
 
 
 def planes(data: Any, name: str) -> NDArray[np.uint8]:  # noqa: ANN401
-    """Rows of 3,072 bytes as images ``(n, 3, 32, 32)``."""
+    """IndexedBatches of 3,072 bytes as images ``(n, 3, 32, 32)``."""
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2:
         raise InputError(f"{name} has no array of bytes called 'data': get the official file")
     if data.shape[1] != DIM:

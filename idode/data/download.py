@@ -11,8 +11,8 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import TypeAlias
 
-from idode.durable import checksum as checksum_of
 from idode.errors import InputError
+from idode.storage import checksum as checksum_of
 
 __all__ = ["Progress", "download"]
 

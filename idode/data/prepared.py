@@ -70,7 +70,7 @@ class Dataset:
 
 
 def encode(rows: NDArray[Any], levels: int | None) -> NDArray[Any]:
-    """Rows in the stored dtype, refused where a value does not fit."""
+    """IndexedBatches in the stored dtype, refused where a value does not fit."""
     if levels is None:
         with np.errstate(over="ignore"):
             values = rows.astype("<f4")

@@ -4,8 +4,8 @@ A network knows nothing of schedules: whoever owns one scales its clock. All sta
 identity, and all take their random numbers from the generator they are given.
 """
 
-from idode.nets.layers import quicken
+from idode.nets.layers import use_fast_backward
 from idode.nets.mlp import MLP, MLPConfig
 from idode.nets.unet import UNet, UNetConfig
 
-__all__ = ["MLP", "MLPConfig", "UNet", "UNetConfig", "quicken"]
+__all__ = ["MLP", "MLPConfig", "UNet", "UNetConfig", "use_fast_backward"]

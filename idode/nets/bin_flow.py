@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from idode.errors import InputError
 from idode.nets.layers import Conv, initialise
+from idode.nets.splines import Spline, spline
 from idode.numerics import per_sample
-from idode.splines import Spline, spline
 
 __all__ = ["BinFlow", "BinFlowConfig"]
 

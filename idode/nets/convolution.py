@@ -23,7 +23,7 @@ from torch.autograd.function import FunctionCtx
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input
 
-from idode.nets.quick import check_first_order, possible
+from idode.nets.fast_backward import check_first_order, possible
 
 __all__ = ["convolve", "pays", "weight_gradient"]
 

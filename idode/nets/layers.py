@@ -24,8 +24,8 @@ __all__ = [
     "dropout",
     "fourier_features",
     "initialise",
-    "quicken",
     "sinusoid",
+    "use_fast_backward",
 ]
 
 # Standard deviation of a unit normal cut at two of its own: dividing by it restores the variance.
@@ -67,7 +67,7 @@ class Conv(nn.Conv2d):
         return super().forward(x)
 
 
-def quicken(network: nn.Module, on: bool = True) -> None:
+def use_fast_backward(network: nn.Module, on: bool = True) -> None:
     """Go back through convolutions and norms the quick way where it pays.
 
     See :mod:`idode.nets.convolution` and :mod:`idode.nets.normalisation`. For training that asks

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from idode.dataclass_io import at_least, later
 from idode.errors import InputError
-from idode.fields import at_least, later
 from idode.nets.layers import Dense, TimeCondition, fading, fourier_features, initialise
 
 __all__ = ["MLP", "MLPConfig"]

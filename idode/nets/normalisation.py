@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional as F
 
-from idode.nets.quick import check_first_order, possible
+from idode.nets.fast_backward import check_first_order, possible
 
 __all__ = ["SwishNorm"]
 

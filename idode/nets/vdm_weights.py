@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from idode.errors import InputError
-from idode.flax_format import Tree, leaves
+from idode.nets.flax_format import Tree, leaves
 from idode.nets.unet import UNet, UNetConfig
 
 __all__ = ["from_state_dict", "infer_config", "learned_gamma_range", "to_state_dict"]

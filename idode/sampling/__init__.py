@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from idode.sampling.ancestral import ancestral
 from idode.sampling.multistep import DataMultistep
+from idode.sampling.sampler import SOLVERS, latents
 from idode.sampling.samples import Samples, nearest_level, sample
-from idode.sampling.task import SOLVERS, latents
 
 __all__ = [
     "SOLVERS",

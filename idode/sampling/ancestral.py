@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from idode.diffusion.model import DiffusionODE
+from idode.diffusion.predictors import DATA
 from idode.errors import InputError
-from idode.model import DiffusionODE
-from idode.predictors import DATA
 
 __all__ = ["ancestral"]
 

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from idode.diffusion.predictors import DATA, VELOCITY, convert
+from idode.diffusion.schedules import Schedule
 from idode.errors import InputError
-from idode.ode import Field, Solution, quadrature
-from idode.predictors import DATA, VELOCITY, convert
-from idode.schedules import Schedule
+from idode.ode.solvers import Field, Solution, quadrature
 
 __all__ = ["DataMultistep"]
 

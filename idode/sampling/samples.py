@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from idode.dequantization import centres
+from idode.diffusion.model import DiffusionODE
 from idode.errors import InputError
-from idode.model import DiffusionODE
+from idode.likelihood.dequantization import centres
 from idode.numerics import nats_to_bits, per_sample
-from idode.ode import Solver
-from idode.sampling.task import PILOT, Task
+from idode.ode.solvers import Solver
+from idode.sampling.sampler import PILOT, Task
 
 __all__ = ["Samples", "nearest_level", "sample"]
 

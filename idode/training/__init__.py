@@ -1,6 +1,6 @@
 """Training: from a run folder and data to a model, on one process or many."""
 
-from idode.training.distributed import World, joined
+from idode.runs.distributed import World, joined
 from idode.training.finetuning import finetuned, parent_of
 from idode.training.trainer import Diverged, Reporter, Trained, Trainer
 

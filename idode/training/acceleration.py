@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from idode.config import PRECISIONS, Config
 from idode.errors import InputError, choose
+from idode.runs.config import PRECISIONS, Config
 
 __all__ = ["Autocast", "compile_in_place", "in_precision", "refusal"]
 

@@ -22,9 +22,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from idode.durable import checksum, sync_folder, write_atomically
 from idode.errors import InputError
-from idode.run import CHECKPOINT
+from idode.runs.run import CHECKPOINT
+from idode.storage import checksum, sync_folder, write_atomically
 
 __all__ = ["Manifest", "load_latest", "save", "steps"]
 

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idode import streams
+from idode import random
 from idode.data import Batches, Loader, Split
+from idode.diffusion.model import DiffusionODE
 from idode.errors import InputError, NumericalError
-from idode.learned import Learned, base
-from idode.model import DiffusionODE
+from idode.likelihood.learned_dequantization import Learned, base
+from idode.likelihood.state_bound import Fading, state_bound
 from idode.nets.bin_flow import BinFlow, BinFlowConfig
 from idode.numerics import nats_to_bits
-from idode.state_bound import Fading, state_bound
 from idode.training.interruption import Interruption
 
 __all__ = ["Fitting", "Trained", "fit_dequantizer", "fresh_dequantizer"]
@@ -139,7 +139,7 @@ def objective(
     model: DiffusionODE, learned: Learned, pixels: Tensor, generator: torch.Generator
 ) -> Tensor:
     """One draw of the bound on ``-log P`` of each image, nats ``(B,)``."""
-    noise = streams.uniform(pixels.shape, generator)
+    noise = random.uniform(pixels.shape, generator)
     eps = torch.randn(pixels.shape, generator=generator)
     times = Fading(learned.gamma, model.gamma_max).draw(len(pixels), generator)
     drawn = learned.draw(pixels, noise.to(pixels.device))

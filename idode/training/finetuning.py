@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from idode.config import Config
-from idode.durable import checksum
-from idode.run import MODEL, Parent, Run
+from idode.runs.config import Config
+from idode.runs.run import MODEL, Parent, Run
+from idode.storage import checksum
 from idode.training import checkpoint
 
 __all__ = ["finetuned", "parent_of"]

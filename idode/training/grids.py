@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from idode.config import Config
-from idode.durable import write_atomically
+from idode.diffusion.model import DiffusionODE
 from idode.errors import InputError, NumericalError
-from idode.model import DiffusionODE
-from idode.pictures import Picture, check_images, grid, png
+from idode.runs.config import Config
 from idode.sampling import sample
+from idode.sampling.pictures import Picture, check_images, grid, png
+from idode.storage import write_atomically
 from idode.training.randomness import Purpose, generator
 
 __all__ = ["draw_grid", "drawable", "sample_grid"]

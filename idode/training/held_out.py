@@ -7,13 +7,13 @@ import math
 import torch
 from torch import Tensor
 
-from idode.bounds import sde_bound
-from idode.config import Config, ObjectiveConfig
 from idode.data import Split
-from idode.model import DiffusionODE
+from idode.diffusion.model import DiffusionODE
+from idode.diffusion.noise_levels import Designed
+from idode.likelihood.sde_bound import sde_bound
 from idode.numerics import nats_to_bits
-from idode.time_sampling import Designed
-from idode.training.distributed import World
+from idode.runs.config import Config, ObjectiveConfig
+from idode.runs.distributed import World
 from idode.training.objective import Objective
 from idode.training.randomness import Purpose, generator
 

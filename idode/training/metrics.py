@@ -11,9 +11,9 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from idode.durable import write_atomically
 from idode.errors import InputError
-from idode.pictures import Picture
+from idode.sampling.pictures import Picture
+from idode.storage import write_atomically
 
 __all__ = ["MetricsLog", "Window"]
 

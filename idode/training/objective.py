@@ -9,26 +9,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from idode.clocks import CLOCKS
-from idode.config import ObjectiveConfig
 from idode.data import augment
-from idode.dequantization import Uniform, centres
-from idode.divergence import rademacher
-from idode.errors import InputError, choose
-from idode.model import DiffusionODE
-from idode.objectives import Losses, first_order, second_order, second_order_score
-from idode.other_densities import NormalGamma, SoftTruncation, above
-from idode.simulation import PLAIN, SimulationConfig, simulated
-from idode.time_sampling import (
+from idode.diffusion.clocks import CLOCKS
+from idode.diffusion.model import DiffusionODE
+from idode.diffusion.noise_levels import (
     Adaptive,
     Designed,
-    TimeDensity,
+    NoiseLevelDistribution,
     Times,
     UniformGamma,
     UniformTime,
     quantiles,
 )
-from idode.weights import uniform_start
+from idode.diffusion.objectives import Losses, first_order, second_order, second_order_score
+from idode.diffusion.other_noise_levels import NormalGamma, SoftTruncation, above
+from idode.errors import InputError, choose
+from idode.likelihood.dequantization import Uniform, centres
+from idode.likelihood.estimator import uniform_start
+from idode.ode.divergence import rademacher
+from idode.runs.config import ObjectiveConfig
+from idode.training.simulation import PLAIN, SimulationConfig, simulated
 
 __all__ = ["DATA", "METHODS", "SECOND_ORDERS", "WEIGHTINGS", "Batch", "Objective", "build_density"]
 
@@ -51,13 +51,13 @@ DATA: dict[str, Callable[[Tensor, int, torch.Generator], Tensor]] = {
 
 def build_density(
     name: str, model: DiffusionODE, generator: torch.Generator | None = None
-) -> TimeDensity:
+) -> NoiseLevelDistribution:
     """The time density called ``name`` on the model's clock."""
     ends = model.gamma_min, model.gamma_max
     kind, _, clock = name.partition(":")
     if kind == "uniform-time":
         return UniformTime(choose("clock", clock, CLOCKS), *ends)
-    densities: dict[str, Callable[[], TimeDensity]] = {
+    densities: dict[str, Callable[[], NoiseLevelDistribution]] = {
         "designed": lambda: Designed(model.schedule, *ends),
         "uniform-gamma": lambda: UniformGamma(*ends),
         "normal-gamma": lambda: NormalGamma(*ends),
@@ -107,7 +107,7 @@ class Objective:
     """What is minimised; ``density`` may have parameters of its own."""
 
     config: ObjectiveConfig
-    density: TimeDensity
+    density: NoiseLevelDistribution
     simulation: SimulationConfig = PLAIN
 
     def draw(self, samples: Tensor, levels: int | None, generator: torch.Generator) -> Batch:

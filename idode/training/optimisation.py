@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from idode.config import TrainConfig
 from idode.errors import choose
+from idode.runs.config import TrainConfig
 
 __all__ = ["DECAYS", "Average", "adam", "learning_rate", "moments"]
 

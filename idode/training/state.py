@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from idode.config import Config
+from idode.diffusion.noise_levels import Adaptive
 from idode.errors import InputError, choose
-from idode.nets import quicken
-from idode.run import Run, build_net, diffusion_ode
-from idode.time_sampling import Adaptive
+from idode.nets import use_fast_backward
+from idode.runs.config import Config
+from idode.runs.distributed import World
+from idode.runs.run import Run, build_net, diffusion_ode
 from idode.training import checkpoint
-from idode.training.distributed import World
 from idode.training.metrics import Window
 from idode.training.objective import (
     DATA,
@@ -54,7 +54,7 @@ class State:
             net.load_state_dict(start)
         self.net: nn.Module = net.to(device)
         self.average = Average(self.net, settings)
-        quicken(net, not config.objective.differentiates)
+        use_fast_backward(net, not config.objective.differentiates)
         self.optimiser = adam(self.net.named_parameters(), settings)
         density = build_density(
             config.objective.density,

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from idode.data import Batches, Dataset, Loader
+from idode.diffusion.noise_levels import Adaptive
+from idode.diffusion.objectives import Losses
 from idode.errors import InputError
-from idode.objectives import Losses
-from idode.run import Run, diffusion_ode, save_model
-from idode.time_sampling import Adaptive
+from idode.runs.distributed import World
+from idode.runs.run import Run, diffusion_ode, save_model
 from idode.training import checkpoint
 from idode.training.acceleration import compile_in_place, in_precision, refusal
-from idode.training.distributed import World
 from idode.training.grids import draw_grid, drawable
 from idode.training.held_out import held_out_bits
 from idode.training.interruption import Interruption
@@ -164,7 +164,7 @@ class Trainer:
         drawn = generator(self.settings.seed, Purpose.BATCH, step)
         batch = state.objective.draw(samples, self.model.levels, drawn)
         losses, norm = self._gradients(batch)
-        loss = losses.mixed(self.run.config.objective.ratio)
+        loss = losses.total(self.run.config.objective.ratio)
         scaled = loss.double() / batch.times.density
         if not (math.isfinite(norm) and bool(torch.isfinite(scaled).all())):
             self._give_up(scaled, norm, log)
@@ -194,7 +194,7 @@ class Trainer:
             with nullcontext() if last else world.accumulating(self.net):
                 with seeded_globally(world.device, *place):
                     losses = state.objective.losses(self.model, part)
-                mixed = losses.mixed(self.run.config.objective.ratio)
+                mixed = losses.total(self.run.config.objective.ratio)
                 mean = (mixed / part.times.density).mean() / settings.accumulate
                 mean.backward()  # type: ignore[no-untyped-call]
             terms.append(torch.stack([losses.first, losses.second], dim=1).detach())

@@ -1,0 +1,69 @@
+"""``idode doctor``: versions, devices and the speed of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import platform
+import time
+from pathlib import Path
+
+__all__ = ["add_arguments", "run"]
+
+PACKAGES = (
+    "torch",
+    "numpy",
+    "torchdiffeq",
+    "safetensors",
+    "scikit-learn",
+    "pillow",
+    "matplotlib",
+    "torch-fidelity",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``idode doctor``."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--force", action="store_true", help="replace FILE of --json")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out ``idode doctor``; the exit code."""
+    import torch
+
+    from idode import __version__
+    from idode.cli.tables import check_output, table, write_json
+    from idode.data import default_root
+
+    check_output(args.json, args.force)
+    # Its own version is that of the code that runs, installed or not.
+    facts: dict[str, str | float] = {"idode": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            facts[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            facts[name] = "not installed"
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    facts["devices"] = ", ".join(["cpu", *devices])
+    facts["threads"] = torch.get_num_threads()
+    facts["data"] = str(default_root())
+    facts["matmul_gflops"] = round(_matmul_rate(), 1)
+    print(table(["what", "value"], [[name, str(value)] for name, value in facts.items()]))
+    if args.json is not None:
+        write_json(args.json, facts)
+    return 0
+
+
+def _matmul_rate() -> float:
+    """Billions of float32 operations a second in a matrix product that fits no cache."""
+    import torch
+
+    size = 1536
+    a, b = torch.ones(size, size), torch.ones(size, size)
+    best = float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        torch.mm(a, b)
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best / 1e9

@@ -1,0 +1,1 @@
+"""The diffusion: schedules, clocks, what networks predict, and what training minimises."""

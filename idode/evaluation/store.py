@@ -1,0 +1,149 @@
+"""A file of finished work: one line of JSON for each piece, only ever appended to.
+
+The first line says what the work is. A process that is killed leaves at most a torn last line,
+which the next one removes; a line is there only after it is on disk. Each of several processes
+writes a file of its own beside the first, ``NAME.1.jsonl`` and so on, and reads all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from idode.errors import InputError
+from idode.storage import sync_folder
+
+__all__ = ["Journal"]
+
+FORMAT = 1
+
+
+class Journal:
+    """The journal at ``path`` of the work that ``header`` describes, begun or gone on with.
+
+    Args:
+        path: File of the first process.
+        header: Plain values that all records depend on; a file with others is refused.
+        rank: Number of this process.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any], rank: int = 0) -> None:
+        self.path = path
+        self._header = json.loads(json.dumps({"journal": FORMAT, **header}))
+        own = path if rank == 0 else path.with_name(f"{path.stem}.{rank}{path.suffix}")
+        try:
+            own.parent.mkdir(parents=True, exist_ok=True)
+            self._file = own.open("a+b", buffering=0)
+            sync_folder(own.parent)  # or a power cut takes the file with all its lines
+        except OSError as error:
+            raise InputError(
+                f"cannot write {own} ({error.strerror}): name another file with --journal FILE"
+            ) from None
+        try:
+            _lock(self._file, own)
+            self._records = self._begin(own)
+            for sibling in self._siblings(own):
+                text = sibling.read_bytes()
+                self._records += self._read(sibling, text[: text.rfind(b"\n") + 1])
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def identity(self) -> str:
+        """Of the work."""
+        return json.dumps(self._header, sort_keys=True)
+
+    def records(self) -> list[Mapping[str, Any]]:
+        """What earlier lives have finished."""
+        return list(self._records)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write a line; when this returns it survives a power cut."""
+        line = json.dumps(record).encode() + b"\n"
+        try:
+            written = self._file.write(line)
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._full(error.strerror) from None
+        if written != len(line):
+            raise self._full("no space left")
+
+    def _full(self, reason: str | None) -> InputError:
+        return InputError(
+            f"cannot write {self.path} ({reason}): make room and give the same command again; "
+            "what was finished is kept"
+        )
+
+    def _begin(self, own: Path) -> list[Mapping[str, Any]]:
+        """What the own file holds, without its torn last line; a new file gets its header."""
+        self._file.seek(0)
+        text = self._file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        first = json.dumps(self._header).encode() + b"\n"
+        if not whole and not first.startswith(text):
+            raise InputError(f"{own} is not a journal: name another file with --journal FILE")
+        found = self._read(own, whole) if whole else []
+        if len(whole) < len(text):
+            self._file.truncate(len(whole))
+        if not whole:
+            self.append(self._header)
+        return found
+
+    def _read(self, path: Path, text: bytes) -> list[Mapping[str, Any]]:
+        """Records of a file with whole lines; lines that a broken disk spoiled are left out."""
+        lines = [_parsed(line) for line in text.splitlines()]
+        if not lines:
+            return []
+        header = lines[0]
+        if header is None or "journal" not in header:
+            raise InputError(f"{path} is not a journal: name another file with --journal FILE")
+        if header != self._header:
+            both = [*self._header, *header]
+            other = next(k for k in both if header.get(k) != self._header.get(k))
+            raise InputError(
+                f"{path} is the journal of an evaluation with another {other}: name another file "
+                "with --journal FILE"
+            )
+        return [line for line in lines[1:] if line is not None and "stage" in line]
+
+    def _siblings(self, own: Path) -> list[Path]:
+        name = re.escape(self.path.stem) + r"(\.\d+)?" + re.escape(self.path.suffix)
+        files = (p for p in self.path.parent.iterdir() if re.fullmatch(name, p.name))
+        return sorted(p for p in files if p != own)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._file.close()
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    with contextlib.suppress(ValueError):
+        value = json.loads(line)
+        if isinstance(value, dict):
+            return value
+    return None
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    """Refuse a file that a living process writes; the lock ends with the process."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(
+            f"another process is at this evaluation and writes {path}: wait for it, or name "
+            "another file with --journal FILE"
+        ) from None
+    except OSError:
+        return  # a file system without locks

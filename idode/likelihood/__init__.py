@@ -1,0 +1,1 @@
+"""Likelihoods: from pixels to log-densities and bounds on bits per dimension."""

@@ -1,0 +1,1 @@
+"""Solvers for ordinary differential equations, divergences, and step grids."""

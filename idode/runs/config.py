@@ -1,0 +1,257 @@
+"""What a run is made of: frozen values, overridden by name, exact to JSON and back.
+
+A configuration names the orthogonal parts of a system (schedule, predictor, weighting, time
+density, objective) and holds plain values only; the parts themselves are looked up where they
+are used. Presets are in :mod:`idode.runs.presets`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+
+from idode.errors import InputError, choose
+from idode.dataclass_io import at_least, hints_of, later, parse, table
+from idode.nets import MLPConfig, UNetConfig
+from idode.runs.objective_config import ObjectiveConfig
+from idode.training.simulation import PLAIN, SimulationConfig
+
+__all__ = [
+    "Config",
+    "FinetuneConfig",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "TrainConfig",
+    "fit",
+    "from_json",
+    "override",
+    "to_json",
+]
+
+T = TypeVar("T")
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+NETS: dict[str, type[UNetConfig] | type[MLPConfig]] = {"unet": UNetConfig, "mlp": MLPConfig}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The path between data and noise, and what the network says about it.
+
+    Args:
+        schedule: A name in :data:`idode.diffusion.schedules.SCHEDULES`.
+        predictor: A name in :data:`idode.diffusion.predictors.PREDICTORS`, or ``velocity:CLOCK``.
+        gamma_min: Least noise; ``None`` for the three-sigma rule of the levels.
+        gamma_max: Most noise.
+        clock: The two gammas that the network is told as 0 and 1; ``None`` for the two ends.
+        levels: Grey levels of the data, ``None`` for continuous data; taken from the data.
+        shape: Of one sample, without the batch; taken from the data.
+    """
+
+    schedule: str = "vp"
+    predictor: str = "normalized-velocity"
+    gamma_min: float | None = None
+    gamma_max: float = 5.0
+    clock: tuple[float, ...] | None = None
+    levels: int | None = 256
+    shape: tuple[int, ...] = (3, 32, 32)
+
+    def __post_init__(self) -> None:
+        if self.clock is not None and len(self.clock) != 2:
+            raise InputError(f"clock={self.clock}: give two gammas, or none")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Optimisation and book-keeping; the defaults are the paper's.
+
+    Args:
+        steps: Optimiser steps.
+        batch_size: Samples in a step, over all processes and pieces.
+        accumulate: Pieces the batch of a process is cut into, to save memory.
+        lr: Learning rate after warm-up.
+        warmup: Steps of linear warm-up.
+        decay: ``constant``, ``linear`` or ``cosine``, the last two down to zero at ``steps``.
+        betas: Of Adam.
+        eps: Of Adam.
+        weight_decay: Decoupled, on everything but biases.
+        clip: Largest norm of the gradient; ``None`` for no clipping.
+        ema: Rate of the moving average of the weights, which is what evaluation uses.
+        ema_warmup: Average over a tenth of the steps so far at most, for short runs.
+        density_lr: Learning rate of the adaptive time density.
+        seed: Of everything random.
+        log_every: Steps between lines of ``metrics.jsonl``.
+        evaluate_every: Steps between held-out values.
+        evaluate_count: Held-out samples they are taken on.
+        checkpoint_every: Steps between checkpoints.
+        keep: Checkpoints kept, beside the best one.
+        sample_every: Steps between grids of samples; 0 draws none.
+        precision: ``float32``; or ``bfloat16`` inside the network, the loss staying float32.
+        compile: Pass the network through torch.compile; not for the second order.
+    """
+
+    steps: int = 6_000_000
+    batch_size: int = 128
+    accumulate: int = 1
+    lr: float = 2e-4
+    warmup: int = 100
+    decay: str = "constant"
+    betas: tuple[float, ...] = (0.9, 0.99)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    clip: float | None = None
+    ema: float = 0.9999
+    ema_warmup: bool = False
+    density_lr: float = 1e-3
+    seed: int = 0
+    log_every: int = 1000
+    evaluate_every: int = 10_000
+    evaluate_count: int = 1024
+    checkpoint_every: int = 10_000
+    keep: int = 3
+    sample_every: int = later(0)
+    precision: str = later("float32")
+    compile: bool = later(False)
+
+    def __post_init__(self) -> None:
+        ones = ("steps", "batch_size", "accumulate", "log_every", "evaluate_every")
+        at_least(self, **dict.fromkeys((*ones, "evaluate_count", "checkpoint_every", "keep"), 1))
+        at_least(self, **dict.fromkeys(("lr", "warmup", "eps", "weight_decay", "clip", "seed"), 0))
+        at_least(self, density_lr=0, sample_every=0)
+        choose("precision", self.precision, PRECISIONS)
+        if len(self.betas) != 2 or not all(0 <= b < 1 for b in (*self.betas, self.ema)):
+            raise InputError(
+                f"betas={self.betas}, ema={self.ema}: two betas and one rate, from 0 to below 1"
+            )
+        if self.batch_size % self.accumulate:
+            raise InputError(
+                f"batch_size={self.batch_size}: must be a multiple of accumulate={self.accumulate}"
+            )
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """What ``idode finetune`` changes beside the objective; no ``lr`` keeps that of training."""
+
+    steps: int = 200_000
+    accumulate: int = 1
+    lr: float | None = None
+
+    def __post_init__(self) -> None:
+        at_least(self, steps=1, accumulate=1, lr=0)
+
+
+@dataclass(frozen=True)
+class Config:
+    """All of a run; ``name`` is the preset it came from, ``data`` its data spec."""
+
+    name: str = "cifar10-vp"
+    data: str | None = "cifar10"
+    model: ModelConfig = field(default_factory=ModelConfig)
+    net: UNetConfig | MLPConfig = field(default_factory=UNetConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    simulation: SimulationConfig = later(PLAIN)  # noqa: RUF009  it is a field
+    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
+
+    def __post_init__(self) -> None:
+        if self.objective.augment and not self.net.flag:
+            raise InputError(
+                "augment=true needs net.flag=true: without the flag the network would learn the "
+                "density of the augmented mixture"
+            )
+
+
+def fit(config: Config, levels: int | None, shape: tuple[int, ...]) -> Config:
+    """The configuration for data of these levels and this shape: nothing of it is a choice."""
+    net = config.net
+    if isinstance(net, UNetConfig) and (len(shape) != 3 or levels is None):
+        raise InputError(
+            f"{config.name} has a U-Net, for images (channels, height, width), and the data is "
+            f"of shape {shape}: use the preset `vectors`"
+        )
+    if isinstance(net, UNetConfig):
+        net = replace(net, channels=shape[0], levels=levels or net.levels)
+    elif len(shape) != 1:
+        raise InputError(
+            f"{config.name} has a network for vectors, and the data is of shape {shape}: use an "
+            "image preset, such as `digits`"
+        )
+    else:
+        net = replace(net, features=shape[0], levels=levels or net.levels)
+    return replace(config, net=net, model=replace(config.model, levels=levels, shape=shape))
+
+
+def to_json(config: Config) -> dict[str, Any]:
+    """Plain JSON values; ``net`` says its kind. The inverse of :func:`from_json`."""
+    kind = next(kind for kind, cls in NETS.items() if isinstance(config.net, cls))
+    fields = dataclasses.asdict(config)
+    fields["net"] = {"kind": kind, **fields["net"]}
+    plain: dict[str, Any] = json.loads(json.dumps(fields))  # tuples become lists
+    return plain
+
+
+def from_json(fields: Mapping[str, Any]) -> Config:
+    """A configuration from JSON; a field that is unknown or of the wrong type is refused."""
+    values = dict(fields)
+    net = values.get("net")
+    if not isinstance(net, dict):
+        raise InputError("the configuration has no table `net`: it was not written by idode")
+    kind = choose("network", str(net.get("kind")), NETS)
+    values["net"] = table(kind, {k: v for k, v in net.items() if k != "kind"}, "net.")
+    config: Config = table(Config, values, "")
+    return config
+
+
+def override(config: Config, settings: Iterable[str]) -> Config:
+    """Change single fields by ``NAME=VALUE``.
+
+    >>> from idode.runs.presets import PRESETS
+    >>> override(PRESETS["digits"], ["train.lr=1e-3", "train.clip=none"]).train.lr
+    0.001
+    """
+    changes: dict[str, dict[str, Any]] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        group, dot, leaf = name.strip().rpartition(".")
+        if not equals:
+            raise InputError(f"--set {setting}: write NAME=VALUE, such as train.lr=1e-3")
+        owner: Any = config if not dot else getattr(config, group, None)
+        hints = hints_of(type(owner)) if dataclasses.is_dataclass(owner) else {}
+        if leaf not in hints or dataclasses.is_dataclass(getattr(owner, leaf)):
+            near = difflib.get_close_matches(name, _names(config), n=3, cutoff=0.4)
+            meant = f"perhaps {' or '.join(near)}; " if near else ""
+            raise InputError(f"there is no setting {name!r}: {meant}--dry-run lists them all")
+        changes.setdefault(group, {})[leaf] = parse(text.strip(), hints[leaf], name)
+    top = changes.pop("", {})
+    nested = {
+        group: _changed(group, getattr(config, group), new) for group, new in changes.items()
+    }
+    return replace(config, **top, **nested)
+
+
+def _changed(group: str, part: T, new: Mapping[str, Any]) -> T:
+    """A part of the configuration with new values; what it refuses is told by its full name."""
+    try:
+        return replace(part, **new)  # type: ignore[type-var]
+    except InputError as error:
+        field = re.split("[:=]", str(error))[0]
+        raise InputError(f"{group}.{error}" if field in new else str(error)) from None
+
+
+def _names(config: Config) -> list[str]:
+    names = []
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if dataclasses.is_dataclass(value):
+            names += [f"{f.name}.{g.name}" for g in dataclasses.fields(value)]
+        else:
+            names.append(f.name)
+    return names

@@ -1,0 +1,76 @@
+"""What training minimises, as plain values; the parts named are looked up where they are used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from idode.errors import InputError
+from idode.dataclass_io import at_least, later
+
+__all__ = ["ObjectiveConfig"]
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """What is minimised, and where on the clock.
+
+    Args:
+        order: 1, or 2 for the fine-tuning objective.
+        density: ``designed``, ``uniform-gamma``, ``adaptive``, ``normal-gamma`` or
+            ``uniform-time:CLOCK``.
+        weighting: A name in :data:`idode.training.objective.WEIGHTINGS`.
+        low_discrepancy: Spread the times of a batch evenly.
+        ratio: Weight of the second-order term.
+        probes: Hutchinson probes for each sample of the second-order term.
+        unbiased: Square by the product of two different probes.
+        augment: Mirror and turn images, and tell the network by its flag.
+        data: ``centres`` of the bins, or ``uniform`` noise in them.
+        truncation: Exponent of Soft Truncation's prior over the smallest time of a batch.
+        second: Whose second order, a name in :data:`idode.training.objective.SECOND_ORDERS`.
+        method: ``matching`` a diffusion, or ``simulation``: likelihood through the solver.
+    """
+
+    order: int = 1
+    density: str = "designed"
+    weighting: str = "likelihood"
+    low_discrepancy: bool = True
+    ratio: float = 0.1
+    probes: int = 1
+    unbiased: bool = False
+    augment: bool = False
+    data: str = later("centres")
+    truncation: float | None = later(None)
+    second: str = later("flow-matching")
+    method: str = later("matching")
+
+    def __post_init__(self) -> None:
+        at_least(self, ratio=0, probes=1, truncation=0)
+        if self.order not in (1, 2):
+            raise InputError(f"order={self.order}: must be 1 or 2")
+        if self.order == 2 and self.weighting != "likelihood":
+            raise InputError(
+                f"weighting={self.weighting}: the second order is defined for likelihood only"
+            )
+        if self.truncation is not None and self.density == "adaptive":
+            raise InputError("truncation needs a fixed density: adaptive learns the whole clock")
+        given = (self.order, self.weighting, self.data, self.truncation)
+        fixed = given == (1, "likelihood", "uniform", None) and self.density != "adaptive"
+        if self.method == "simulation" and not fixed:
+            raise InputError(
+                "method=simulation needs order=1, weighting=likelihood, data=uniform, "
+                "truncation=none and a density that is not adaptive"
+            )
+        if self.unbiased and self.second != "flow-matching":
+            raise InputError(f"second={self.second}: unbiased is for flow-matching only")
+        if self.unbiased and self.probes < 2:
+            raise InputError(f"probes: must be at least 2 with unbiased, got {self.probes}")
+
+    @property
+    def second_order(self) -> bool:
+        """Whether the second-order term counts; a control has it without weight."""
+        return self.order == 2 and self.ratio > 0
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether the loss holds derivatives of the network by its input."""
+        return self.order == 2 or self.method == "simulation"

@@ -1,0 +1,141 @@
+"""Ready configurations: those of the paper with exactly its settings, and small ones.
+
+A preset is a difference from another one. The paper's have no learning-rate decay, no clipping
+and the same settings for both schedules; the small ones are for a laptop's two cores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from idode.runs.config import Config, FinetuneConfig, ModelConfig, ObjectiveConfig, TrainConfig
+from idode.nets import MLPConfig, UNetConfig
+
+__all__ = ["PRESETS", "SUMMARIES"]
+
+
+def renamed(base: Config, name: str, schedule: str) -> Config:
+    """The same system under another name and on another path."""
+    return replace(base, name=name, model=replace(base.model, schedule=schedule))
+
+
+CIFAR10 = Config(
+    name="cifar10-vp",
+    data="cifar10",
+    model=ModelConfig(gamma_min=-13.3, gamma_max=5.0),
+    train=TrainConfig(sample_every=50_000),
+)
+AUGMENTED = replace(
+    CIFAR10,
+    name="cifar10-aug",
+    net=replace(UNetConfig(), width=256, attention="everywhere", dropout=0.05),
+    objective=ObjectiveConfig(augment=True),
+    train=replace(CIFAR10.train, steps=2_000_000, batch_size=1024),
+)
+IMAGENET32 = replace(
+    CIFAR10,
+    name="imagenet32-vp",
+    data="imagenet32",
+    net=replace(UNetConfig(), width=256),
+    train=replace(CIFAR10.train, steps=2_000_000),
+    finetune=FinetuneConfig(steps=250_000),
+)
+IMAGENET32_OLD = replace(
+    IMAGENET32,
+    name="imagenet32-old-vp",
+    data="imagenet32-old",
+    train=replace(IMAGENET32.train, batch_size=512),
+    finetune=FinetuneConfig(steps=500_000, accumulate=4),
+)
+# Without fading, a short training leaves a field that no solver resolves in sensible time.
+DIGITS_NET = UNetConfig(
+    channels=1, levels=17, width=32, depth=2, attention="none", groups=8, dropout=0.0, fade=0.15
+)
+# Folding patches into channels cost two to three bits/dim at equal compute, and steps counted for
+# more than the size of a batch (docs/results/networks.md).
+FASHION_NET = replace(DIGITS_NET, levels=256, depth=3, halvings=1)
+DIGITS = Config(
+    name="digits",
+    data="digits",
+    net=DIGITS_NET,
+    model=ModelConfig(levels=17, shape=(1, 8, 8)),
+    train=TrainConfig(
+        steps=2400,
+        batch_size=64,
+        lr=4e-3,
+        decay="cosine",
+        ema=0.999,
+        ema_warmup=True,
+        log_every=50,
+        evaluate_every=200,
+        evaluate_count=297,
+        checkpoint_every=400,
+        keep=2,
+        sample_every=400,
+    ),
+    finetune=FinetuneConfig(steps=400, lr=5e-4),
+)
+FASHION = replace(
+    DIGITS,
+    name="fashion-mnist-small",
+    data="fashion-mnist",
+    net=FASHION_NET,
+    model=ModelConfig(shape=(1, 28, 28)),
+    train=replace(
+        DIGITS.train,
+        steps=7_000,
+        batch_size=16,
+        log_every=100,
+        evaluate_every=500,
+        evaluate_count=512,
+        checkpoint_every=1000,
+        sample_every=1000,
+    ),
+    finetune=FinetuneConfig(steps=2000, lr=2e-4),
+)
+CIFAR10_SMALL = replace(
+    FASHION,
+    name="cifar10-small",
+    data="cifar10",
+    net=replace(FASHION_NET, channels=3),
+    model=ModelConfig(shape=(3, 32, 32)),
+    train=replace(FASHION.train, steps=5_500),
+)
+VECTORS = Config(
+    name="vectors",
+    data=None,
+    net=MLPConfig(features=1),
+    model=ModelConfig(gamma_min=-8.0, levels=None, shape=(1,)),
+    train=replace(DIGITS.train, batch_size=256, lr=1e-3, evaluate_count=1024, sample_every=0),
+    finetune=FinetuneConfig(steps=400, lr=2e-4),
+)
+
+SUMMARIES: dict[str, str] = {
+    "digits": "8x8 digits, minutes on two cores",
+    "fashion-mnist-small": "Fashion-MNIST, half an hour on one core",
+    "cifar10-small": "CIFAR-10, half an hour on one core",
+    "vectors": "a table of numbers: give it with --data csv:PATH or npy:PATH",
+    "cifar10-vp": "the paper: CIFAR-10, variance preserving",
+    "cifar10-sp": "the paper: CIFAR-10, straight path",
+    "cifar10-aug": "the paper: CIFAR-10 with augmentation, variance preserving",
+    "imagenet32-vp": "the paper: ImageNet-32 (new), variance preserving",
+    "imagenet32-sp": "the paper: ImageNet-32 (new), straight path",
+    "imagenet32-old-vp": "the paper: ImageNet-32 (old), variance preserving",
+    "imagenet32-old-sp": "the paper: ImageNet-32 (old), straight path",
+}
+PRESETS: dict[str, Config] = {
+    config.name: config
+    for config in (
+        DIGITS,
+        FASHION,
+        CIFAR10_SMALL,
+        VECTORS,
+        CIFAR10,
+        renamed(CIFAR10, "cifar10-sp", "sp"),
+        AUGMENTED,
+        IMAGENET32,
+        renamed(IMAGENET32, "imagenet32-sp", "sp"),
+        IMAGENET32_OLD,
+        renamed(IMAGENET32_OLD, "imagenet32-old-sp", "sp"),
+    )
+}

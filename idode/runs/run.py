@@ -1,0 +1,276 @@
+"""A run folder: what was trained, on what, and the model that came of it.
+
+::
+
+    RUN/config.json         configuration, identity of the data, version
+    RUN/metrics.jsonl       one line for each interval of training
+    RUN/model.safetensors   averaged weights: all that evaluation needs besides config.json
+    RUN/checkpoints/        all that training needs to go on
+    RUN/samples/            grids of samples, drawn while training
+
+Nothing in it is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from idode import __version__
+from idode.diffusion.clocks import ScaledGamma
+from idode.runs.config import Config, from_json, to_json
+from idode.data import Identity
+from idode.storage import checksum, replace, write_atomically
+from idode.errors import InputError, choose
+from idode.diffusion.model import DiffusionODE
+from idode.nets import MLP, UNet, UNetConfig
+from idode.diffusion.predictors import named
+from idode.diffusion.schedules import SCHEDULES, start_gamma
+
+__all__ = [
+    "Parent",
+    "Run",
+    "build_net",
+    "diffusion_ode",
+    "holds_run",
+    "open_run",
+    "save_model",
+    "save_tensors",
+    "typed",
+]
+
+SHIPPED = "pretrained:"
+FORMAT = 1
+CONFIG, METRICS, MODEL = "config.json", "metrics.jsonl", "model.safetensors"
+CHECKPOINTS, SAMPLES, EVALUATIONS = "checkpoints", "samples", "evaluations"
+REPORT = "report"
+CHECKPOINT = "step-"  # begins the name of each
+
+
+def build_net(config: Config, generator: torch.Generator | None = None) -> UNet | MLP:
+    """A fresh network."""
+    if isinstance(config.net, UNetConfig):
+        return UNet(config.net, generator)
+    return MLP(config.net, generator)
+
+
+def diffusion_ode(net: nn.Module, config: Config) -> DiffusionODE:
+    """The network read as the configuration says."""
+    model = config.model
+    gamma_min = model.gamma_min
+    if gamma_min is None:
+        if model.levels is None:
+            raise InputError(
+                "continuous data has no bins to derive gamma_min from: set the least noise, such "
+                "as --set model.gamma_min=-8"
+            )
+        gamma_min = start_gamma(model.levels)
+    return DiffusionODE(
+        net=net,
+        schedule=choose("schedule", model.schedule, SCHEDULES),
+        gamma_min=gamma_min,
+        gamma_max=model.gamma_max,
+        predictor=named(model.predictor),
+        clock=None if model.clock is None else ScaledGamma(*model.clock),
+        levels=model.levels,
+    )
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The model a fine-tuned run started from."""
+
+    run: str  # its folder, or pretrained:NAME
+    step: int | None  # after which step; None where no checkpoint tells, as for imported models
+    sha256: str  # of its model.safetensors
+
+    def __str__(self) -> str:
+        after = "" if self.step is None else f" after step {self.step}"
+        return f"{self.run}{after} ({self.sha256[:12]})"
+
+    def has(self, run: Run) -> bool:
+        """Whether the model of a run is this one."""
+        return checksum(run.path / MODEL) == self.sha256
+
+    def command(self, out: Path) -> str:
+        """What begins, or goes on with, the fine-tuning of this model in the folder ``out``."""
+        return typed("finetune", self.run, "--resume", "--out", out)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder that has a configuration.
+
+    ``identity`` is that of the training data, ``None`` for an imported model; ``parent`` is what
+    a fine-tuned run started from, ``None`` where training began with fresh weights.
+    """
+
+    path: Path
+    config: Config
+    identity: Identity | None
+    parent: Parent | None = None
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line."""
+        return self.path / METRICS
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / CHECKPOINTS
+
+    def sample_grid(self, step: int) -> Path:
+        """The picture of samples drawn after a step."""
+        return self.path / SAMPLES / f"step-{step:09d}.png"
+
+    def weights(self) -> dict[str, Tensor]:
+        """The averaged weights by name, on the CPU."""
+        file = self.path / MODEL
+        if not file.exists():
+            raise InputError(f"{self.path} has no {MODEL}: {self._without_model()}")
+        try:
+            return load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"{file} cannot be read ({error}): get or train it again") from None
+
+    def _without_model(self) -> str:
+        """Why there is none, and the command that makes it."""
+        resume = typed("train", "--resume", "--out", self.path)
+        if any(self.checkpoints.glob(f"{CHECKPOINT}*")):
+            return f"write it again from the last checkpoint by {resume}"
+        if self.parent is not None:  # first: one that was imported goes on by its name
+            resume = self.parent.command(self.path)
+        elif self.config.name.startswith("import:"):
+            return "it was lost; import it again with --force"
+        return f"training stopped before its first checkpoint; go on by {resume}"
+
+    def net(self) -> UNet | MLP:
+        """The trained network on the CPU, in evaluation mode."""
+        weights = self.weights()
+        with torch.device("meta"):  # shapes alone: a damaged configuration may ask for any size
+            state = build_net(self.config).state_dict()
+        wrong = [n for n in state.keys() | weights.keys() if not _fits(state, weights, n)]
+        if wrong:
+            raise InputError(
+                f"{self.path / MODEL} does not fit its {CONFIG}: {len(wrong)} arrays differ, such "
+                f"as {min(wrong)}; get both from the same run"
+            )
+        net = build_net(self.config)
+        net.load_state_dict(weights)
+        return net.eval().requires_grad_(False)
+
+    def model(self, device: torch.device | str = "cpu") -> DiffusionODE:
+        """The trained diffusion ODE."""
+        return diffusion_ode(self.net().to(device), self.config)
+
+    def write_config(self) -> None:
+        """Create the folder, if need be, and its ``config.json``."""
+        value = {
+            "format": FORMAT,
+            "idode": __version__,
+            "config": to_json(self.config),
+            "data": None if self.identity is None else self.identity.to_json(),
+            "parent": None if self.parent is None else asdict(self.parent),
+        }
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path / CONFIG, json.dumps(value, indent=1) + "\n")
+        except OSError as error:
+            raise InputError(
+                f"cannot write to {self.path} ({error.strerror}): give a folder you may write to"
+            ) from None
+
+
+def typed(*words: str | Path) -> str:
+    """A command of ours as it is to be typed, for a message.
+
+    >>> typed("train", "--resume", "--out", "my runs/a")
+    "`idode train --resume --out 'my runs/a'`"
+    """
+    return f"`{shlex.join(['idode', *map(str, words)])}`"
+
+
+def pretrained() -> dict[str, Path]:
+    """Folders of the models that come with the package, by name."""
+    root = Path(__file__).parent.parent / "pretrained"
+    return {folder.name: folder for folder in sorted(root.iterdir()) if folder.is_dir()}
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a folder has the configuration of a run; many programs have a ``config.json``."""
+    try:
+        value = json.loads((path / CONFIG).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{path / CONFIG} cannot be read ({error}): give another folder"
+        ) from None
+    return isinstance(value, dict) and {"format", "idode"} <= value.keys()
+
+
+def open_run(path: Path | str) -> Run:
+    """The run in a folder, or one that comes with the package, as ``pretrained:digits``."""
+    name = str(path).removeprefix(SHIPPED)
+    if name != str(path):
+        path = choose("pretrained model", name, pretrained())
+    path = Path(path)
+    if path.is_file():
+        raise InputError(f"{path} is a file: give the folder of a run")
+    if not path.is_dir():
+        raise InputError(f"there is no run folder {path}: check the path")
+    try:
+        value = json.loads((path / CONFIG).read_text())
+        if not isinstance(value, dict):
+            raise TypeError("it is no table of names")
+        found = value["format"]
+        config, data = value["config"], value["data"]
+        parent = value.get("parent")  # which earlier versions did not write
+        origin = None if parent is None else Parent(**parent)
+    except FileNotFoundError:
+        raise InputError(f"{path} has no {CONFIG}: it is not the folder of a run") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise InputError(f"{path / CONFIG} is damaged ({why}): give another run") from None
+    if found != FORMAT:
+        raise InputError(f"{path} has format {found}, this version reads {FORMAT}: update idode")
+    try:
+        identity = None if data is None else Identity.from_json(data)
+        return Run(path, from_json(config), identity, origin)
+    except InputError as error:
+        raise InputError(f"{path / CONFIG}: {error}") from None
+
+
+def save_model(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write ``model.safetensors`` of the run at ``path`` in one atomic step."""
+    save_tensors(path / MODEL, weights)
+
+
+def save_tensors(
+    file: Path, tensors: Mapping[str, Tensor], described: dict[str, str] | None = None
+) -> None:
+    """Write a safetensors file in one atomic step, with what it says of itself."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    try:
+        save_file(plain, temporary, described)
+        temporary.chmod(0o644)  # as its neighbours, so that a run can be shared
+        replace(temporary, file)
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(
+            f"cannot write {file} ({error}): make room and give the command again"
+        ) from None
+
+
+def _fits(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name: str) -> bool:
+    return name in a and name in b and a[name].shape == b[name].shape

@@ -1,0 +1,167 @@
+r"""Fréchet distance between two sets of images, seen through a feature network.
+
+.. math:: \|\mu_a - \mu_b\|^2 + \operatorname{tr}\,(C_a + C_b)
+          - 2\operatorname{tr}\,(C_a^{1/2} C_b\, C_a^{1/2})^{1/2}
+
+The last trace is the sum of the singular values of :math:`C_a^{1/2}C_b^{1/2}`: taken like this
+nothing is squared, so a covariance of low rank loses no digits and no result is complex.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from idode.errors import InputError
+from idode.sampling.features import Features
+
+__all__ = ["FeatureStatistics", "fid", "frechet_distance", "statistics_of"]
+
+Images = Tensor | npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class FeatureStatistics:
+    """Mean and covariance of features, all in float64 on the CPU."""
+
+    count: int
+    mean: Tensor  # (D,)
+    scatter: Tensor  # (D, D), sum of outer products of deviations from the mean
+
+    @classmethod
+    def of(cls, features: Tensor) -> FeatureStatistics:
+        """Those of features ``(N, D)``."""
+        if features.ndim != 2 or len(features) == 0:
+            raise InputError(f"features must be (N, D) with N > 0, got {tuple(features.shape)}")
+        if not bool(torch.isfinite(features).all()):
+            raise InputError("a feature is not finite: check the images and the feature network")
+        values = features.detach().cpu().double()
+        mean = values.mean(0)
+        return cls(len(values), mean, (values - mean).T @ (values - mean))
+
+    @property
+    def covariance(self) -> Tensor:
+        """The unbiased one, ``(D, D)``."""
+        if self.count < 2:
+            raise InputError(f"a covariance needs at least 2 samples, got {self.count}")
+        return self.scatter / (self.count - 1)
+
+    def merged(self, other: FeatureStatistics) -> FeatureStatistics:
+        """Those of both sets together, without cancellation of large sums."""
+        if self.mean.shape != other.mean.shape:
+            raise InputError(
+                f"features of {len(self.mean)} and {len(other.mean)} dimensions are of different "
+                "networks: use one for both"
+            )
+        count = self.count + other.count
+        apart = other.mean - self.mean
+        outer = torch.outer(apart, apart) * (self.count * other.count / count)
+        return FeatureStatistics(
+            count,
+            self.mean + apart * (other.count / count),
+            self.scatter + other.scatter + outer,
+        )
+
+    def save(self, path: Path) -> None:
+        """Write a ``.npz`` file, whole or not at all."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                np.savez(file, count=self.count, mean=self.mean, scatter=self.scatter)
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise InputError(
+                f"cannot write {path} ({error.strerror}): choose another place"
+            ) from None
+
+    @classmethod
+    def load(cls, path: Path) -> FeatureStatistics:
+        """Read what :meth:`save` wrote; nothing is unpickled."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                count, mean, scatter = int(file["count"]), file["mean"], file["scatter"]
+            fits = mean.ndim == 1 and scatter.shape == mean.shape * 2 and count > 0
+            good = fits and bool(np.isfinite(mean).all() and np.isfinite(scatter).all())
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            raise InputError(
+                f"{path} holds no feature statistics ({error}): make it again"
+            ) from None
+        if not good:
+            raise InputError(f"{path} holds no usable feature statistics: make it again")
+        return cls(count, torch.as_tensor(mean).double(), torch.as_tensor(scatter).double())
+
+
+def frechet_distance(a: Tensor | FeatureStatistics, b: Tensor | FeatureStatistics) -> float:
+    """Between the normals fitted to two sets of features ``(N, D)``, or their statistics."""
+    first = FeatureStatistics.of(a) if isinstance(a, Tensor) else a
+    second = FeatureStatistics.of(b) if isinstance(b, Tensor) else b
+    if first.mean.shape != second.mean.shape:
+        raise InputError(
+            f"features of {len(first.mean)} and {len(second.mean)} dimensions cannot be compared: "
+            "use one feature network for both"
+        )
+    shift = (first.mean - second.mean).square().sum()
+    spread = torch.trace(first.covariance) + torch.trace(second.covariance)
+    overlap = torch.linalg.svdvals(_root(first.covariance) @ _root(second.covariance)).sum()
+    return max(0.0, float(shift + spread - 2 * overlap))
+
+
+def _root(covariance: Tensor) -> Tensor:
+    """The symmetric square root; rounding may have made small eigenvalues negative."""
+    values, axes = torch.linalg.eigh((covariance + covariance.T) / 2)
+    root: Tensor = (axes * values.clamp(min=0).sqrt()) @ axes.T
+    return root
+
+
+def statistics_of(
+    images: Images,
+    features: Features,
+    batch_size: int = 64,
+    progress: Callable[[int], None] | None = None,
+) -> FeatureStatistics:
+    """Statistics of the features of integer images ``(N, C, H, W)``, in batches."""
+    if len(images) == 0:
+        raise InputError("there are no images to take features of: pass at least one")
+    total: FeatureStatistics | None = None
+    for lo in range(0, len(images), batch_size):
+        chunk = images[lo : lo + batch_size]
+        # A copy: slices of a memory map are read-only, which torch does not allow.
+        batch = chunk if isinstance(chunk, Tensor) else torch.from_numpy(np.array(chunk))
+        with torch.no_grad():
+            part = FeatureStatistics.of(features(batch))
+        total = part if total is None else total.merged(part)
+        if progress is not None:
+            progress(len(batch))
+    assert total is not None
+    return total
+
+
+def fid(
+    images: Images,
+    reference: Images | FeatureStatistics,
+    features: Features,
+    batch_size: int = 64,
+) -> float:
+    """Fréchet distance of images to a reference; comparable only at equal numbers of images.
+
+    Args:
+        images: Integers ``(N, C, H, W)``.
+        reference: Images of the same kind, or their statistics.
+        features: The network: :func:`idode.sampling.features.digits_features`,
+            :func:`idode.sampling.features.inception_features` or any of your own.
+        batch_size: Images in one call of it.
+    """
+    known = reference
+    if not isinstance(known, FeatureStatistics):
+        known = statistics_of(known, features, batch_size)
+    return frechet_distance(statistics_of(images, features, batch_size), known)

@@ -1,0 +1,1 @@
+"""Studies of models: reports, comparisons of systems, ordinary image coders."""

@@ -1,0 +1,100 @@
+r"""What happens at each noise level: errors of the network, and the variance they cause.
+
+One set of draws serves every figure. With :math:`L = \frac12\|\epsilon - \hat\epsilon\|^2` at
+:math:`\gamma` known, the variance of :math:`L/p` is that of :math:`L` over :math:`p^2` for any
+density :math:`p`, so the densities are compared on the same noise (math.md: loss-variance).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from idode.diffusion.model import DiffusionODE
+from idode.diffusion.noise_levels import NoiseLevelDistribution, UniformGamma
+from idode.diffusion.objectives import first_order
+from idode.diffusion.predictors import NORMALIZED_VELOCITY
+from idode.studies.loss_variance import loss_variance
+
+__all__ = ["DensityCurve", "NoiseLevels", "noise_levels"]
+
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class DensityCurve:
+    """One way of choosing noise levels."""
+
+    name: str
+    t: Tensor  # (T,) in [0, 1]
+    gamma: Tensor  # (T,) the inverse distribution function at t
+    variance: Tensor  # (G,) of one draw of L / p at each level, nats squared
+    total: float  # over data, noise and level, nats squared
+
+
+@dataclass(frozen=True)
+class NoiseLevels:
+    """The network's squared error along the clock, and what each density makes of it."""
+
+    gamma: Tensor  # (G,) equally spaced
+    time: Tensor  # (G,) gamma scaled to [0, 1]
+    noise_error: Tensor  # (G,) mean square error of a dimension of the noise
+    velocity_error: Tensor  # (G,) of the normalised velocity
+    densities: tuple[DensityCurve, ...]
+    samples: int  # of data
+    noises: int  # for each of them
+
+
+def noise_levels(
+    model: DiffusionODE,
+    x0: Tensor,
+    densities: Mapping[str, NoiseLevelDistribution],
+    levels: int,
+    noises: int,
+    generator: torch.Generator,
+) -> NoiseLevels:
+    """Measure at ``levels`` equally spaced noise levels.
+
+    Args:
+        model: The diffusion ODE.
+        x0: Clean data ``(N, *)`` on the model's scale and device.
+        densities: By the name they are shown under.
+        levels: Noise levels G.
+        noises: Draws of the noise for each row of ``x0`` at each level.
+        generator: Randomness, on the CPU.
+    """
+    uniform = UniformGamma(model.gamma_min, model.gamma_max)
+
+    def loss(gamma: Tensor, generator: torch.Generator | None) -> Tensor:
+        found = []
+        for lo in range(0, len(gamma), BATCH):
+            clock = gamma[lo : lo + BATCH].to(x0.device)
+            rows = torch.arange(lo, lo + len(clock), device=x0.device) % len(x0)
+            eps = torch.randn(x0[rows].shape, generator=generator).to(x0)
+            found.append(first_order(model, x0[rows], eps, clock).cpu())
+        return torch.cat(found)
+
+    seen = loss_variance(loss, uniform, levels, noises * len(x0), generator)
+    gamma, dim, span = seen.gamma, x0[0].numel(), model.gamma_max - model.gamma_min
+    own = seen.per_level * uniform.density(gamma) ** 2  # of L itself
+    weight = NORMALIZED_VELOCITY.likelihood_weight(model.schedule, gamma)
+    t = torch.linspace(0, 1, 257, dtype=torch.float64)
+    curves = []
+    for name, density in densities.items():
+        with torch.no_grad():
+            p, quantile = density.density(gamma), density.quantile(t)
+        # The levels are the middles of equal pieces of the clock: a mean is an integral.
+        square = float(((own + seen.mean**2) / p).mean()) * span
+        curves.append(DensityCurve(name, t, quantile, own / p**2, square - seen.loss**2))
+    return NoiseLevels(
+        gamma=gamma,
+        time=(gamma - model.gamma_min) / span,
+        noise_error=2 * seen.mean / dim,
+        velocity_error=seen.mean / weight / dim,
+        densities=tuple(curves),
+        samples=len(x0),
+        noises=noises,
+    )

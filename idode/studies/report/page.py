@@ -1,0 +1,202 @@
+"""Sections to one HTML file that needs nothing beside it, a Markdown file, and PNG files."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from idode.errors import InputError
+from idode.storage import write_atomically
+
+__all__ = ["HTML", "MARKDOWN", "Section", "Table", "render_html", "render_markdown", "write"]
+
+HTML, MARKDOWN = "report.html", "report.md"
+GENERATOR = '<meta name="generator" content="idode">'  # by which we know our own pages
+ABOUT = "The run"  # heading of the facts
+STYLE = """
+:root { color-scheme: light; }
+body { margin: 0; background: #f7f8fa; color: #2d3748;
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
+main { max-width: 960px; margin: 0 auto; padding: 40px 24px 80px; }
+h1 { font-size: 28px; font-weight: 650; margin: 0 0 4px; }
+h2 { font-size: 19px; font-weight: 620; margin: 0 0 12px; }
+p.lead { color: #5a6578; margin: 0 0 28px; overflow-wrap: anywhere; }
+section { background: #fff; border: 1px solid #e2e6ec; border-radius: 10px;
+  padding: 24px 28px; margin: 0 0 24px; }
+img { display: block; width: 100%; height: auto; margin: 0 auto 12px; }
+img.small { max-width: 560px; image-rendering: pixelated; }
+p.caption { color: #5a6578; font-size: 14px; margin: 0; }
+.wide { overflow-x: auto; }
+.wide td:first-child { white-space: nowrap; }
+table { border-collapse: collapse; width: 100%; font-size: 14.5px; margin: 0 0 12px;
+  font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: 7px 12px; border-bottom: 1px solid #e9edf2; }
+th:first-child, td:first-child { text-align: left; }
+th { color: #5a6578; font-weight: 600; border-bottom-color: #cbd3de; }
+table.facts td { text-align: left; overflow-wrap: anywhere; }
+table.facts td:first-child { color: #5a6578; white-space: nowrap; width: 1%; }
+footer { color: #8390a3; font-size: 13px; }
+"""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in rows under a header; the first column names the row."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, then a picture or a table or both, then what they show and how it was made.
+
+    ``key`` is the name of the PNG file; ``pixelated`` pictures are enlarged without smoothing.
+    """
+
+    key: str
+    title: str
+    caption: str
+    png: bytes | None = None
+    table: Table | None = None
+    pixelated: bool = False
+
+
+def render_html(
+    title: str,
+    lead: str,
+    facts: Mapping[str, str],
+    sections: Sequence[Section],
+    note: str,
+    about: str = ABOUT,
+) -> str:
+    """The page, with its pictures inside."""
+    rows = "".join(f"<tr><td>{_e(k)}</td><td>{_e(v)}</td></tr>" for k, v in facts.items())
+    body = "\n".join(_section(s) for s in sections)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+{GENERATOR}
+<title>{_e(title)}</title>
+<link rel="icon" href="data:,">
+<style>{STYLE}</style>
+</head>
+<body>
+<main>
+<h1>{_e(title)}</h1>
+<p class="lead">{_e(lead)}</p>
+<section id="run"><h2>{_e(about)}</h2><table class="facts">{rows}</table></section>
+{body}
+<footer>{_e(note)}</footer>
+</main>
+</body>
+</html>
+"""
+
+
+def _e(text: str) -> str:
+    return html.escape(text)
+
+
+def _section(section: Section) -> str:
+    parts = [f'<section id="{_e(section.key)}"><h2>{_e(section.title)}</h2>']
+    if section.png is not None:
+        data = base64.b64encode(section.png).decode()
+        kind = ' class="small"' if section.pixelated else ""
+        alt = _e(section.title)
+        parts.append(f'<img{kind} alt="{alt}" src="data:image/png;base64,{data}">')
+    if section.table is not None:
+        head = "".join(f"<th>{_e(cell)}</th>" for cell in section.table.header)
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{_e(cell)}</td>" for cell in row) + "</tr>"
+            for row in section.table.rows
+        )
+        parts.append(f'<div class="wide"><table><tr>{head}</tr>{rows}</table></div>')
+    parts.append(f'<p class="caption">{_e(section.caption)}</p></section>')
+    return "\n".join(parts)
+
+
+def render_markdown(
+    title: str,
+    lead: str,
+    facts: Mapping[str, str],
+    sections: Sequence[Section],
+    note: str,
+    about: str = ABOUT,
+) -> str:
+    """The same text, with the pictures as files beside it."""
+    run = Table((about.lower(), ""), tuple(facts.items()))
+    parts = [f"# {title}", lead, _rows(run)]
+    for section in sections:
+        parts.append(f"## {section.title}")
+        if section.png is not None:
+            parts.append(f"![{section.title}]({section.key}.png)")
+        if section.table is not None:
+            parts.append(_rows(section.table))
+        parts.append(section.caption)
+    return "\n\n".join([*parts, note]) + "\n"
+
+
+def _rows(table: Table) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    return "\n".join(
+        [line(table.header), "|---" * len(table.header) + "|", *map(line, table.rows)]
+    )
+
+
+def write(
+    folder: Path,
+    title: str,
+    lead: str,
+    facts: Mapping[str, str],
+    sections: Sequence[Section],
+    note: str,
+    force: bool = False,
+    about: str = ABOUT,
+    names: tuple[str, str] = (HTML, MARKDOWN),
+) -> Path:
+    """Write ``report.html``, ``report.md`` and the pictures to a folder; the path of the page.
+
+    Nothing that exists is replaced without ``force``, which asks no questions; the page comes
+    last, so that a folder with a page is complete.
+    """
+    if not force:
+        refuse_existing(folder, force)
+    words = title, lead, facts, sections, note, about
+    page, text = (folder / name for name in names)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for section in sections:
+            if section.png is not None:
+                (folder / f"{section.key}.png").write_bytes(section.png)
+        write_atomically(text, render_markdown(*words))
+        write_atomically(page, render_html(*words))
+    except OSError as error:
+        raise InputError(
+            f"cannot write to {folder} ({error.strerror}): give a folder you may write to"
+        ) from None
+    return page
+
+
+def refuse_existing(folder: Path, force: bool, ours: bool = False) -> None:
+    """Refuse a file, and a folder that holds anything but a report that may be replaced.
+
+    ``ours``: a folder for reports alone, which may hold half of one.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: give a folder for the report")
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    page = folder / HTML
+    ours = ours or (page.is_file() and GENERATOR.encode() in page.read_bytes()[:2000])
+    if not ours:
+        raise InputError(f"{folder} is not empty and holds no report: give another folder")
+    if not force:
+        raise InputError(f"{folder} holds a report: replace it by --force, or give another folder")
