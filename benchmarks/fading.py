@@ -18,7 +18,7 @@ from idode.likelihood.bits_per_dim import LikelihoodSettings
 from idode.likelihood.estimator import Task, dequantization_for
 from idode.likelihood.log_prob import log_prob
 from idode.likelihood.sde_bound import sde_bound
-from idode.nets import UNetConfig
+from idode.nets.config import UNetConfig
 from idode.numerics import nats_to_bits
 from idode.ode.solvers import Adams, uniform_grid
 from idode.runs.config import Config

@@ -27,9 +27,11 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
 from idode.cli.allocation import keep_freed_memory
-from idode.nets import UNet, UNetConfig, use_fast_backward
+from idode.nets.config import UNetConfig
 from idode.nets.convolution import weight_gradient
+from idode.nets.layers import use_fast_backward
 from idode.nets.normalisation import SwishNorm
+from idode.nets.unet import UNet
 from idode.training.acceleration import in_precision
 
 HEADLINE = UNetConfig(width=64, depth=4, attention="middle")

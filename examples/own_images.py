@@ -18,7 +18,7 @@ import torch
 from PIL import Image, ImageDraw
 
 import idode
-from idode.cli.progress import Bar
+from idode.progress import Bar
 from idode.data import load
 from idode.runs.config import fit, override
 from idode.runs.presets import PRESETS

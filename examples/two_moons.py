@@ -21,7 +21,8 @@ import idode
 from idode.diffusion.exact import Mixture, mixture
 from idode.diffusion.noise_levels import Designed
 from idode.diffusion.objectives import diffuse, first_order
-from idode.nets import MLP, MLPConfig
+from idode.nets.config import MLPConfig
+from idode.nets.mlp import MLP
 
 GAMMA_MIN, GAMMA_MAX = -8.0, 5.0
 BEADS, THICKNESS = 24, 0.07

@@ -1,55 +1,47 @@
-"""Exact likelihoods for images, and other data, with diffusion ODEs."""
+"""Exact likelihoods for images, and other data, with diffusion ODEs.
+
+Public names are loaded when they are first used, so that ``import idode`` costs nothing by
+itself and a command that needs no torch does not load it.
+"""
+
+from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING
 
-from idode.diffusion.model import DiffusionODE, wrap
-from idode.diffusion.predictors import PREDICTORS
-from idode.diffusion.schedules import SCHEDULES, start_gamma
 from idode.errors import InputError, NumericalError
-from idode.likelihood.bits_per_dim import BitsPerDim, LikelihoodSettings, bits_per_dim
-from idode.likelihood.log_prob import decode, encode, log_prob
-from idode.likelihood.sde_bound import SDEBound, sde_bound
 
 if TYPE_CHECKING:
-    from idode.runs.run import Run, open_run
-    from idode.sampling import Samples, sample
+    from idode.diffusion.model import DiffusionODE, wrap
+    from idode.evaluation.likelihood import bits_per_dim, sde_bound
+    from idode.likelihood.estimator import LikelihoodSettings
+    from idode.likelihood.log_prob import log_prob
+    from idode.runs.run import Run, load
+    from idode.sampling.samples import Samples, sample
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
-__all__ = [
-    "PREDICTORS",
-    "SCHEDULES",
-    "BitsPerDim",
-    "DiffusionODE",
-    "InputError",
-    "LikelihoodSettings",
-    "NumericalError",
-    "Run",
-    "SDEBound",
-    "Samples",
-    "__version__",
-    "bits_per_dim",
-    "decode",
-    "encode",
-    "log_prob",
-    "open_run",
-    "sample",
-    "sde_bound",
-    "start_gamma",
-    "wrap",
-]
-
-# Loaded when they are asked for, so that the mathematics alone costs nothing more.
-LATE = {
+LAZY = {  # public name: module
+    "DiffusionODE": "idode.diffusion.model",
+    "LikelihoodSettings": "idode.likelihood.estimator",
     "Run": "idode.runs.run",
-    "Samples": "idode.sampling",
-    "open_run": "idode.runs.run",
-    "sample": "idode.sampling",
+    "Samples": "idode.sampling.samples",
+    "bits_per_dim": "idode.evaluation.likelihood",
+    "load": "idode.runs.run",
+    "log_prob": "idode.likelihood.log_prob",
+    "sample": "idode.sampling.samples",
+    "sde_bound": "idode.evaluation.likelihood",
+    "wrap": "idode.diffusion.model",
 }
+
+__all__ = ["InputError", "NumericalError", "__version__", *LAZY]
 
 
 def __getattr__(name: str) -> object:
-    if name in LATE:
-        return getattr(importlib.import_module(LATE[name]), name)
+    if name in LAZY:
+        return getattr(importlib.import_module(LAZY[name]), name)
     raise AttributeError(f"module 'idode' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

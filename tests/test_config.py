@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idode.errors import InputError
-from idode.nets import MLPConfig, UNet, UNetConfig
+from idode.nets.config import MLPConfig, UNetConfig
+from idode.nets.unet import UNet
 from idode.runs.config import Config, TrainConfig, fit, from_json, override, to_json
 from idode.runs.presets import PRESETS, SUMMARIES
 

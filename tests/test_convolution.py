@@ -10,9 +10,11 @@ import tiny
 import torch
 from torch.nn import functional as F
 
-from idode.nets import UNet, UNetConfig, normalisation, use_fast_backward
+from idode.nets import normalisation
+from idode.nets.config import UNetConfig
 from idode.nets.convolution import Convolution, convolve, pays, weight_gradient
-from idode.nets.layers import Conv
+from idode.nets.layers import Conv, use_fast_backward
+from idode.nets.unet import UNet
 from idode.runs.config import TrainConfig
 from idode.training.optimisation import adam
 

@@ -100,7 +100,7 @@ def test_bad_input_is_one_sentence_before_any_bar_or_network(
     run: Path, arguments: list[str], sentence: str, capsys, monkeypatch
 ) -> None:
     monkeypatch.setattr("idode.nets.UNet.forward", None)
-    monkeypatch.setattr("idode.cli.progress.tqdm", None)
+    monkeypatch.setattr("idode.progress.tqdm", None)
     given = [str(run) if word == "RUN" else word for word in arguments]
     assert main(["evaluate", *given]) == 2
     error = capsys.readouterr().err

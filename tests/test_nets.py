@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from idode.errors import InputError
-from idode.nets import MLP, MLPConfig, UNet, UNetConfig
+from idode.nets.config import MLPConfig, UNetConfig
 from idode.nets.flax_format import leaves, read
 from idode.nets.layers import Conv, Dense, dropout, fading, fourier_features, sinusoid
+from idode.nets.mlp import MLP
+from idode.nets.unet import UNet
 from idode.runs.presets import PRESETS
 
 REFERENCE = Path(__file__).parent / "reference"

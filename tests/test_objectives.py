@@ -10,10 +10,11 @@ from idode.diffusion.objectives import diffuse, first_order, second_order
 from idode.diffusion.predictors import NOISE
 from idode.diffusion.schedules import SCHEDULES, Schedule, VariancePreserving
 from idode.errors import InputError
-from idode.nets import UNet, UNetConfig
+from idode.nets.config import UNetConfig
+from idode.nets.unet import UNet
 from idode.numerics import per_sample
-from idode.ode.divergence import PROBES, gaussian, rademacher
 from idode.ode import divergence
+from idode.ode.divergence import PROBES, gaussian, rademacher
 
 
 def small_net(dim: int = 3) -> torch.nn.Module:

@@ -19,7 +19,8 @@ from idode.diffusion.predictors import NOISE, NORMALIZED_VELOCITY
 from idode.diffusion.schedules import SCHEDULES
 from idode.likelihood.bits_per_dim import log_prob as density
 from idode.likelihood.dequantization import centres
-from idode.nets import UNet, flax_format, vdm_weights
+from idode.nets import flax_format, vdm_weights
+from idode.nets.unet import UNet
 from idode.ode.divergence import hutchinson
 from idode.ode.solvers import Adams, uniform_grid
 

@@ -24,7 +24,7 @@ from idode.diffusion import exact
 from idode.diffusion.noise_levels import Designed, UniformGamma
 from idode.diffusion.schedules import VariancePreserving, start_gamma
 from idode.evaluation.evaluate import IMPORTANCES
-from idode.likelihood.bits_per_dim import bits_per_dim as likelihood
+from idode.likelihood import bits_per_dim as likelihood
 from idode.likelihood.estimator import uniform_start
 from idode.runs.run import Run, open_run, save_model
 from idode.sampling.sampler import Task

@@ -25,12 +25,13 @@ from idode.likelihood.estimator import uniform_start
 from idode.likelihood.log_prob import prior_log_prob
 from idode.likelihood.sde_bound import sde_bound
 from idode.runs.config import Config, ObjectiveConfig, from_json, override, to_json
+from idode.runs.objective_config import SimulationConfig
 from idode.runs.presets import PRESETS
 from idode.runs.run import Run, diffusion_ode
 from idode.runs.systems import COMPARED, SYSTEMS, apply
 from idode.training import Trainer
 from idode.training.objective import Batch, Objective, build_density
-from idode.training.simulation import SimulationConfig, simulated
+from idode.training.simulation import simulated
 
 DIM = 3
 every_system = pytest.mark.parametrize("name", SYSTEMS)

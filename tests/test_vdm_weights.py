@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from idode.errors import InputError
-from idode.nets import UNet, UNetConfig
+from idode.nets.config import UNetConfig
 from idode.nets.flax_format import decode, encode, leaves, read
+from idode.nets.unet import UNet
 from idode.nets.vdm_weights import (
     from_state_dict,
     infer_config,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from idode.cli.parsing import INTERRUPTED, above_zero, natural, positive
 
 if TYPE_CHECKING:
-    from idode.cli.progress import Bar
+    from idode.progress import Bar
     from idode.studies.comparison import Bench, Comparison, Plan
     from idode.studies.comparison.table import Row
 
@@ -207,7 +207,7 @@ def _tell_of_other_effort(bench: Bench, options: Collection[str]) -> None:
 
 def _carry_out(bench: Bench, quiet: bool) -> None:
     """All runs, each with a line that says where it is."""
-    from idode.cli.progress import Bar
+    from idode.progress import Bar
 
     entries = bench.plan.entries()
     for number, entry in enumerate(entries, 1):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from idode.cli.progress import LateBar
+from idode.progress import LateBar
 from idode.cli.tables import check_output, write_json
 from idode.data import CATALOGUE, KINDS, default_root, fetch, load, verify
 from idode.data.mapped import blocks

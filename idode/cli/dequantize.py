@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry out ``idode dequantize``; the exit code."""
     from idode.cli.matching import data_for, warn_of_other_data
-    from idode.cli.progress import Bar
+    from idode.progress import Bar
     from idode.runs.dequantizer_file import DEQUANTIZER, save_dequantizer
     from idode.runs.run import holds_run, open_run
     from idode.training.dequantizer import Fitting, fit_dequantizer, fresh_dequantizer

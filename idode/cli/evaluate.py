@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry out ``idode evaluate``; the exit code."""
     from idode.cli.matching import warn_of_other_data
-    from idode.cli.progress import Stages
+    from idode.progress import Stages
     from idode.cli.tables import check_different, check_output
     from idode.evaluation.evaluate import open_journal
     from idode.evaluation.runner import Ledger

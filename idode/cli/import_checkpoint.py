@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
     from idode.diffusion.predictors import PREDICTORS
     from idode.diffusion.schedules import SCHEDULES
     from idode.errors import InputError, choose
-    from idode.nets import UNet
     from idode.nets.flax_format import read
+    from idode.nets.unet import UNet
     from idode.nets.vdm_weights import infer_config, learned_gamma_range, to_state_dict
     from idode.runs.config import Config, ModelConfig, fit
     from idode.runs.run import Run, diffusion_ode, save_model

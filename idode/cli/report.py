@@ -100,7 +100,7 @@ def _before(args: argparse.Namespace, opened: Run) -> Run | None:
 
 def _measure(args: argparse.Namespace, opened: Run, before: Run | None) -> Measurements:
     from idode.cli.matching import data_for
-    from idode.cli.progress import LateBar
+    from idode.progress import LateBar
     from idode.runs.distributed import pick_device
     from idode.studies.report import measure
     from idode.studies.report.measurements import stages

@@ -146,7 +146,7 @@ def _draw(
 ) -> Samples:
     import torch
 
-    from idode.cli.progress import LateBar
+    from idode.progress import LateBar
     from idode.sampling import sample
 
     with LateBar("sample", args.quiet, args.count) as late:

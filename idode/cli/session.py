@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from idode.cli.parsing import INTERRUPTED, natural, positive
-from idode.cli.progress import Bar
+from idode.progress import Bar
 from idode.data import load, same_data
 from idode.errors import InputError
 from idode.runs.config import Config, fit, from_json, override, to_json

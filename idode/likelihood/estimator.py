@@ -25,7 +25,8 @@ from idode.likelihood.dequantization import (
 )
 from idode.likelihood.learned_dequantization import Learned
 from idode.likelihood.log_prob import LogProb, log_prob
-from idode.ode.solvers import Adams, Solver, divergence
+from idode.ode import divergence
+from idode.ode.solvers import Adams, Solver
 
 __all__ = ["LikelihoodSettings", "Task", "dequantization_for", "uniform_start"]
 

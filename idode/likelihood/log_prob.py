@@ -16,7 +16,8 @@ from torch import Tensor
 
 from idode.diffusion.model import DiffusionODE
 from idode.numerics import per_sample
-from idode.ode.solvers import Adams, Field, Solution, Solver, divergence
+from idode.ode import divergence
+from idode.ode.solvers import Adams, Field, Solution, Solver
 
 __all__ = ["LogProb", "decode", "encode", "log_prob", "ode_field", "path_field", "prior_log_prob"]
 

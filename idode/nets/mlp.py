@@ -2,52 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from idode.dataclass_io import at_least, later
-from idode.errors import InputError
+from idode.nets.config import MLPConfig
 from idode.nets.layers import Dense, TimeCondition, fading, fourier_features, initialise
 
-__all__ = ["MLP", "MLPConfig"]
-
-
-@dataclass(frozen=True)
-class MLPConfig:
-    """What a network for vectors is made of.
-
-    Args:
-        features: Length of a vector.
-        levels: Levels of an entry, which set the Fourier frequencies; unused without them.
-        width: Units inside.
-        depth: Residual blocks.
-        dropout: Rate inside each block, while training.
-        fourier: Whether sines and cosines of x are given beside x: for discrete data.
-        flag: Whether the augmentation flag is an input.
-        fade: Time by which the sines and cosines have faded to 1/e; 0 keeps them.
-    """
-
-    features: int
-    levels: int = 256
-    width: int = 128
-    depth: int = 3
-    dropout: float = 0.0
-    fourier: bool = False
-    flag: bool = False
-    fade: float = later(0.0)
-
-    def __post_init__(self) -> None:
-        at_least(self, features=1, levels=2, width=4, depth=1)
-        if self.width % 2:
-            raise InputError(f"width={self.width}: must be even")
-        if not 0 <= self.dropout < 1:
-            raise InputError(f"dropout={self.dropout}: must be at least 0 and less than 1")
-        at_least(self, fade=0)
-        if self.fade and not self.fourier:
-            raise InputError(f"fade={self.fade:g}: needs fourier=true, whose features it fades")
+__all__ = ["MLP"]
 
 
 class Layer(nn.Module):

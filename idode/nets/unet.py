@@ -9,14 +9,13 @@ the inner blocks on a coarser grid.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from idode.dataclass_io import at_least, later
 from idode.errors import InputError
+from idode.nets.config import UNetConfig
 from idode.nets.layers import (
     Attention,
     Conv,
@@ -29,61 +28,7 @@ from idode.nets.layers import (
 from idode.nets.memory import RandomState, recomputed
 from idode.nets.normalisation import SwishNorm
 
-__all__ = ["UNet", "UNetConfig"]
-
-PLACES = ("middle", "everywhere", "none")
-
-
-@dataclass(frozen=True)
-class UNetConfig:
-    """What a U-Net is made of; the defaults are the paper's network for CIFAR-10.
-
-    Args:
-        channels: Colours of an image.
-        levels: Grey levels of a pixel, which set the Fourier frequencies.
-        width: Channels inside.
-        depth: Residual blocks on the way down; there is one more on the way up.
-        attention: ``middle`` (once), ``everywhere`` (also after every block) or ``none``.
-        dropout: Rate inside each block, while training.
-        groups: Groups of each normalisation. Keep it below ``width``: with one channel a group,
-            normalisation subtracts what the condition adds, and the network is blind to time.
-        fourier: Whether sines and cosines of x are given beside x.
-        flag: Whether the augmentation flag is an input.
-        patch: Side of the patches folded into channels.
-        halvings: How often the way down halves the image, evenly spread over the depth.
-        checkpointing: Trade time for memory that grows with the square root of the depth.
-        fade: Time by which the sines and cosines have faded to 1/e; 0 keeps them, as the paper.
-    """
-
-    channels: int = 3
-    levels: int = 256
-    width: int = 128
-    depth: int = 32
-    attention: str = "middle"
-    dropout: float = 0.1
-    groups: int = 32
-    fourier: bool = True
-    flag: bool = True
-    patch: int = 1
-    halvings: int = 0
-    checkpointing: bool = False
-    fade: float = later(0.0)
-
-    def __post_init__(self) -> None:
-        at_least(self, channels=1, levels=2, width=4, depth=1, groups=1, patch=1, halvings=0)
-        if self.width % 2 or self.width % self.groups:
-            raise InputError(
-                f"width={self.width}: must be even and a multiple of groups={self.groups}"
-            )
-        if self.attention not in PLACES:
-            raise InputError(f"attention={self.attention!r}: must be one of {', '.join(PLACES)}")
-        if not 0 <= self.dropout < 1:
-            raise InputError(f"dropout={self.dropout}: must be at least 0 and less than 1")
-        at_least(self, fade=0)
-        if self.fade and not self.fourier:
-            raise InputError(f"fade={self.fade:g}: needs fourier=true, whose features it fades")
-        if self.halvings > self.depth:
-            raise InputError(f"halvings={self.halvings}: must be at most depth={self.depth}")
+__all__ = ["UNet"]
 
 
 class Stage(nn.Module):

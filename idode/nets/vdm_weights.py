@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from idode.errors import InputError
+from idode.nets.config import UNetConfig
 from idode.nets.flax_format import Tree, leaves
-from idode.nets.unet import UNet, UNetConfig
+from idode.nets.unet import UNet
 
 __all__ = ["from_state_dict", "infer_config", "learned_gamma_range", "to_state_dict"]
 

@@ -15,13 +15,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-import torch
-
 from idode.errors import InputError, choose
 from idode.dataclass_io import at_least, hints_of, later, parse, table
-from idode.nets import MLPConfig, UNetConfig
+from idode.nets.config import MLPConfig, UNetConfig
 from idode.runs.objective_config import ObjectiveConfig
-from idode.training.simulation import PLAIN, SimulationConfig
+from idode.runs.objective_config import PLAIN, SimulationConfig
 
 __all__ = [
     "Config",
@@ -37,7 +35,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PRECISIONS = ("float32", "bfloat16")
 NETS: dict[str, type[UNetConfig] | type[MLPConfig]] = {"unet": UNetConfig, "mlp": MLPConfig}
 
 
@@ -125,7 +123,7 @@ class TrainConfig:
         at_least(self, **dict.fromkeys((*ones, "evaluate_count", "checkpoint_every", "keep"), 1))
         at_least(self, **dict.fromkeys(("lr", "warmup", "eps", "weight_decay", "clip", "seed"), 0))
         at_least(self, density_lr=0, sample_every=0)
-        choose("precision", self.precision, PRECISIONS)
+        choose("precision", self.precision, dict.fromkeys(PRECISIONS))
         if len(self.betas) != 2 or not all(0 <= b < 1 for b in (*self.betas, self.ema)):
             raise InputError(
                 f"betas={self.betas}, ema={self.ema}: two betas and one rate, from 0 to below 1"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from idode.errors import InputError
 from idode.dataclass_io import at_least, later
 
-__all__ = ["ObjectiveConfig"]
+__all__ = ["PLAIN", "ObjectiveConfig", "SimulationConfig"]
 
 
 @dataclass(frozen=True)
@@ -74,3 +74,24 @@ class ObjectiveConfig:
     def differentiates(self) -> bool:
         """Whether the loss holds derivatives of the network by its input."""
         return self.order == 2 or self.method == "simulation"
+
+
+@dataclass(frozen=True)
+class SimulationConfig:
+    """How the solver runs while training, and what RNODE asks of its paths.
+
+    Args:
+        steps: Of the classical Runge-Kutta method, four evaluations each: the cost of training.
+        kinetic: Weight of RNODE's kinetic energy.
+        jacobian: Weight of RNODE's squared norm of the Jacobian.
+    """
+
+    steps: int = 4
+    kinetic: float = 0.0
+    jacobian: float = 0.0
+
+    def __post_init__(self) -> None:
+        at_least(self, steps=1, kinetic=0, jacobian=0)
+
+
+PLAIN = SimulationConfig()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from idode.runs.config import Config, FinetuneConfig, ModelConfig, ObjectiveConfig, TrainConfig
-from idode.nets import MLPConfig, UNetConfig
+from idode.nets.config import MLPConfig, UNetConfig
 
 __all__ = ["PRESETS", "SUMMARIES"]
 

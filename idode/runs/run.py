@@ -31,7 +31,9 @@ from idode.data import Identity
 from idode.storage import checksum, replace, write_atomically
 from idode.errors import InputError, choose
 from idode.diffusion.model import DiffusionODE
-from idode.nets import MLP, UNet, UNetConfig
+from idode.nets.mlp import MLP
+from idode.nets.unet import UNet
+from idode.nets.config import UNetConfig
 from idode.diffusion.predictors import named
 from idode.diffusion.schedules import SCHEDULES, start_gamma
 

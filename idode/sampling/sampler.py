@@ -13,8 +13,9 @@ from idode.diffusion.model import DiffusionODE
 from idode.errors import InputError, NumericalError, choose
 from idode.likelihood.log_prob import ode_field, path_field, prior_log_prob
 from idode.numerics import nats_to_bits
+from idode.ode import divergence
 from idode.ode.calibration import calibrate
-from idode.ode.solvers import Adams, Dopri5, Solver, divergence, uniform_grid
+from idode.ode.solvers import Adams, Dopri5, Solver, uniform_grid
 from idode.sampling.ancestral import ancestral
 from idode.sampling.multistep import DataMultistep
 

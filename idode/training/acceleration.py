@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from idode.errors import InputError, choose
-from idode.runs.config import PRECISIONS, Config
+from idode.runs.config import Config
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 __all__ = ["Autocast", "compile_in_place", "in_precision", "refusal"]
 

@@ -28,7 +28,8 @@ from idode.likelihood.dequantization import Uniform, centres
 from idode.likelihood.estimator import uniform_start
 from idode.ode.divergence import rademacher
 from idode.runs.config import ObjectiveConfig
-from idode.training.simulation import PLAIN, SimulationConfig, simulated
+from idode.runs.objective_config import PLAIN, SimulationConfig
+from idode.training.simulation import simulated
 
 __all__ = ["DATA", "METHODS", "SECOND_ORDERS", "WEIGHTINGS", "Batch", "Objective", "build_density"]
 

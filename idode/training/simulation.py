@@ -10,41 +10,18 @@ steps evenly through what the density calls even.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from idode.dataclass_io import at_least
 from idode.diffusion.model import DiffusionODE
 from idode.diffusion.noise_levels import NoiseLevelDistribution
 from idode.likelihood.log_prob import prior_log_prob
 from idode.numerics import like, per_sample
 from idode.ode.divergence import products
 from idode.ode.solvers import RK4, Field
+from idode.runs.objective_config import SimulationConfig
 
-__all__ = ["PLAIN", "SimulationConfig", "simulated"]
-
-
-@dataclass(frozen=True)
-class SimulationConfig:
-    """How the solver runs while training, and what RNODE asks of its paths.
-
-    Args:
-        steps: Of the classical Runge-Kutta method, four evaluations each: the cost of training.
-        kinetic: Weight of RNODE's kinetic energy.
-        jacobian: Weight of RNODE's squared norm of the Jacobian.
-    """
-
-    steps: int = 4
-    kinetic: float = 0.0
-    jacobian: float = 0.0
-
-    def __post_init__(self) -> None:
-        at_least(self, steps=1, kinetic=0, jacobian=0)
-
-
-PLAIN = SimulationConfig()
+__all__ = ["simulated"]
 
 
 def simulated(

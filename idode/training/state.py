@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from idode.diffusion.noise_levels import Adaptive
 from idode.errors import InputError, choose
-from idode.nets import use_fast_backward
+from idode.nets.layers import use_fast_backward
 from idode.runs.config import Config
 from idode.runs.distributed import World
 from idode.runs.run import Run, build_net, diffusion_ode

@@ -16,7 +16,7 @@ from torch import Tensor
 from idode.diffusion.model import DiffusionODE
 from idode.errors import InputError
 from idode.evaluation.evaluate import IMPORTANCES, PAPER_ROWS
-from idode.likelihood.bits_per_dim import bits_per_dim as likelihood
+from idode.likelihood import bits_per_dim as likelihood
 from idode.likelihood.calibration import Pilot, tune
 from idode.likelihood.estimator import LikelihoodSettings, Task, dequantization_for, uniform_start
 from idode.ode.solvers import GRADED, Adams

@@ -1,0 +1,91 @@
+"""Families of interchangeable parts: names, and the classes they stand for.
+
+A solver, a dequantization, a command or a data format is one class (or module) in its own file
+and one line in the table of its family. Names can be listed without loading any member, so the
+command line can offer them before torch is imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from idode.errors import InputError
+
+__all__ = ["Registry", "suggestion"]
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """Members of a family by name, each imported when it is looked up.
+
+    >>> ROOTS = Registry("root", {"sqrt": "math:sqrt", "cbrt": "math:cbrt"})
+    >>> list(ROOTS), ROOTS["sqrt"](9.0)
+    (['sqrt', 'cbrt'], 3.0)
+    >>> ROOTS.choose("sqr")
+    Traceback (most recent call last):
+    idode.errors.InputError: no root called 'sqr' (did you mean sqrt?): choose one of sqrt, cbrt
+
+    Args:
+        what: The family, as messages call it.
+        members: Names, and where each is found: ``"package.module:attribute"``.
+    """
+
+    def __init__(self, what: str, members: Mapping[str, str]) -> None:
+        self.what = what
+        self._members = dict(members)
+
+    def __getitem__(self, name: str) -> T:
+        module, _, attribute = self._members[name].partition(":")
+        found = importlib.import_module(module)
+        return getattr(found, attribute) if attribute else found  # type: ignore[return-value]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def choose(self, name: str) -> T:
+        """The member called ``name``; refused with the names there are."""
+        if name not in self._members:
+            near = suggestion(name, self._members)
+            raise InputError(
+                f"no {self.what} called {name!r}{near}: choose one of {', '.join(self)}"
+            )
+        return self[name]
+
+    def name_of(self, member: object) -> str:
+        """The name of a member, or of the class of an instance."""
+        kind = member if isinstance(member, type) else type(member)
+        for name, place in self._members.items():
+            if place == f"{kind.__module__}:{kind.__qualname__}":
+                return name
+        raise InputError(f"{kind.__qualname__} is no {self.what} of {', '.join(self)}")
+
+    def to_json(self, instance: Any) -> dict[str, Any]:  # noqa: ANN401  any dataclass
+        """An instance of a member that is a dataclass, as plain values; ``kind`` is its name."""
+        return {"kind": self.name_of(instance), **dataclasses.asdict(instance)}
+
+    def from_json(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        """The inverse of :meth:`to_json`, for members that are dataclasses of plain values."""
+        from idode.dataclass_io import table
+
+        fields = {name: value for name, value in values.items() if name != "kind"}
+        return table(self.choose(str(values.get("kind"))), fields, "")  # type: ignore[arg-type]
+
+
+def suggestion(word: str, known: Mapping[str, object] | list[str]) -> str:
+    """The known word that looks like a mistyped one, as the end of a clause.
+
+    >>> suggestion("trian", ["train", "data"])
+    ' (did you mean train?)'
+    >>> suggestion("xyz", ["train", "data"])
+    ''
+    """
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
