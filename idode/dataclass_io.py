@@ -1,4 +1,4 @@
-"""Fields of a dataclass from a command line and from JSON, checked against their types."""
+"""Dataclasses from JSON and from ``NAME=VALUE`` texts, every value checked against its type."""
 
 from __future__ import annotations
 
@@ -11,16 +11,25 @@ from typing import Any
 
 from idode.errors import InputError
 
-__all__ = ["at_least", "hints_of", "later", "parse", "table"]
+__all__ = ["at_least", "field_types", "new_field", "parse", "table"]
 
-TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-NOTHING = {"none", "null"}
-LATER = "later"
+BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+NONE_WORDS = {"none", "null"}
+NEW = "new"
+
+# Fields that files of format 1 may contain and that no longer exist: the value that changes
+# nothing, with which the field is ignored, and why there is no other.
+RETIRED: dict[str, tuple[Any, str]] = {
+    "net.patch": (1, "networks on patches of pixels were removed; train the network again"),
+}
 
 
-def later(default: Any) -> Any:  # noqa: ANN401  the type stands beside the field's name
-    """A field that files of earlier versions lack: its default must be what they meant."""
-    return dataclasses.field(default=default, metadata={LATER: True})
+def new_field(default: Any) -> Any:  # noqa: ANN401  the type is annotated beside the field's name
+    """A field added after configurations were first saved; files without it get ``default``.
+
+    The default must therefore be the behaviour of the versions that did not have the field.
+    """
+    return dataclasses.field(default=default, metadata={NEW: True})
 
 
 def at_least(config: object, **limits: float) -> None:
@@ -32,7 +41,7 @@ def at_least(config: object, **limits: float) -> None:
             raise InputError(f"{name}: must be at least {low:g}{finite}, got {value}")
 
 
-def hints_of(cls: type) -> dict[str, Any]:
+def field_types(cls: type) -> dict[str, Any]:
     """The types of a dataclass's fields."""
     return typing.get_type_hints(cls)
 
@@ -43,28 +52,28 @@ def _options(hint: Any) -> tuple[Any, ...]:  # noqa: ANN401  a type form
 
 
 def parse(text: str, hint: Any, name: str) -> Any:  # noqa: ANN401  whatever the field holds
-    """The value a command line means, for a field of this type."""
+    """The value that a text such as ``1e-3`` or ``none`` stands for in a field of this type."""
     options = _options(hint)
-    if types.NoneType in options and text.lower() in NOTHING:
+    if types.NoneType in options and text.lower() in NONE_WORDS:
         return None
     (kind,) = (option for option in options if option is not types.NoneType)
     try:
         if typing.get_origin(kind) is tuple:
             item = typing.get_args(kind)[0]
             return tuple(item(part) for part in text.strip("()[] ").split(",") if part.strip())
-        return TRUTH[text.lower()] if kind is bool else kind(text)
+        return BOOLEANS[text.lower()] if kind is bool else kind(text)
     except (ValueError, KeyError):
         what = {bool: "true or false", int: "a whole number", float: "a number"}
         wanted = what.get(kind, "numbers separated by commas")
         none = ", or none" if types.NoneType in options else ""
-        raise InputError(f"--set {name}={text}: must be {wanted}{none}") from None
+        raise InputError(f"{name}={text}: must be {wanted}{none}") from None
 
 
 def table(cls: type, values: Mapping[str, Any], prefix: str) -> Any:  # noqa: ANN401
     """An instance of a dataclass from a JSON table, every value checked."""
-    hints = hints_of(cls)
-    added = {f.name: f.default for f in dataclasses.fields(cls) if LATER in f.metadata}
-    values = {**added, **values}
+    hints = field_types(cls)
+    added = {f.name: f.default for f in dataclasses.fields(cls) if NEW in f.metadata}
+    values = _without_retired({**added, **values}, prefix)
     if unknown := values.keys() - hints.keys():
         raise InputError(
             f"the configuration has {', '.join(prefix + n for n in sorted(unknown))}, which this "
@@ -75,6 +84,18 @@ def table(cls: type, values: Mapping[str, Any], prefix: str) -> Any:  # noqa: AN
             f"the configuration lacks {', '.join(prefix + n for n in sorted(missing))}"
         )
     return cls(**{name: _read(values[name], hints[name], prefix + name) for name in hints})
+
+
+def _without_retired(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The values without retired fields; a retired field that had an effect is refused."""
+    kept = {}
+    for name, value in values.items():
+        neutral, reason = RETIRED.get(prefix + name, (None, None))
+        if reason is None:
+            kept[name] = value
+        elif value != neutral:
+            raise InputError(f"the configuration has {prefix}{name}={value!r:.80}: {reason}")
+    return kept
 
 
 def _read(value: Any, hint: Any, name: str) -> Any:  # noqa: ANN401

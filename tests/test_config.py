@@ -120,7 +120,7 @@ def test_the_digits_network_has_216_thousand_parameters() -> None:
     ("setting", "message"),
     [
         ("train.lr", "write NAME=VALUE"),
-        ("train.rate=1", "no setting 'train.rate': perhaps train.* --dry-run lists them all"),
+        ("train.rate=1", "no setting 'train.rate': perhaps train.*--dry-run` lists them all"),
         ("optimiser.lr=1", "no setting 'optimiser.lr'"),
         ("train=1", "no setting 'train'"),
         ("train.lr=fast", "train.lr=fast: must be a number$"),

@@ -20,9 +20,9 @@ CONFIGS = [
     TINY,
     replace(TINY, attention="everywhere"),
     replace(TINY, attention="none", fourier=False, flag=False),
-    replace(TINY, patch=2, channels=3),
+    replace(TINY, channels=3),
     replace(TINY, halvings=2, channels=1),
-    replace(TINY, patch=2, halvings=1, attention="everywhere"),
+    replace(TINY, halvings=1, attention="everywhere"),
 ]
 PAPER = {
     "cifar10": UNetConfig(),
@@ -209,8 +209,8 @@ def test_dropout_acts_only_while_training():
 
 def test_images_that_do_not_divide_are_refused_with_advice():
     x, t, _ = batch(TINY, side=6)
-    with pytest.raises(InputError, match=r"6x6 pixels.*multiples of 4.*smaller patch"):
-        UNet(replace(TINY, patch=2, halvings=1))(x, t)
+    with pytest.raises(InputError, match=r"6x6 pixels.*multiples of 4.*fewer halvings"):
+        UNet(replace(TINY, halvings=2))(x, t)
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_any_network_of_the_family_is_recognised_from_its_weights(config):
     assert infer_config(tree, levels=config.levels) == config
 
 
-@pytest.mark.parametrize("change", [{"patch": 2}, {"halvings": 1}, {"groups": 16}, {"fade": 0.1}])
+@pytest.mark.parametrize("change", [{"halvings": 1}, {"groups": 16}, {"fade": 0.1}])
 def test_networks_their_format_cannot_say_are_refused(change):
     config = UNetConfig(width=32, depth=1, **change)
     with pytest.raises(InputError, match="published format holds only"):

@@ -1,13 +1,13 @@
-"""What networks are made of, as plain values: reading a configuration needs no torch."""
+"""Settings of networks as plain values: reading a configuration needs no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from idode.dataclass_io import at_least, later
+from idode.dataclass_io import at_least, new_field
 from idode.errors import InputError
 
-__all__ = ["MLPConfig", "UNetConfig"]
+__all__ = ["CustomNetConfig", "MLPConfig", "UNetConfig"]
 
 PLACES = ("middle", "everywhere", "none")
 
@@ -27,7 +27,6 @@ class UNetConfig:
             normalisation subtracts what the condition adds, and the network is blind to time.
         fourier: Whether sines and cosines of x are given beside x.
         flag: Whether the augmentation flag is an input.
-        patch: Side of the patches folded into channels.
         halvings: How often the way down halves the image, evenly spread over the depth.
         checkpointing: Trade time for memory that grows with the square root of the depth.
         fade: Time by which the sines and cosines have faded to 1/e; 0 keeps them, as the paper.
@@ -42,13 +41,12 @@ class UNetConfig:
     groups: int = 32
     fourier: bool = True
     flag: bool = True
-    patch: int = 1
     halvings: int = 0
     checkpointing: bool = False
-    fade: float = later(0.0)
+    fade: float = new_field(0.0)
 
     def __post_init__(self) -> None:
-        at_least(self, channels=1, levels=2, width=4, depth=1, groups=1, patch=1, halvings=0)
+        at_least(self, channels=1, levels=2, width=4, depth=1, groups=1, halvings=0)
         if self.width % 2 or self.width % self.groups:
             raise InputError(
                 f"width={self.width}: must be even and a multiple of groups={self.groups}"
@@ -86,7 +84,7 @@ class MLPConfig:
     dropout: float = 0.0
     fourier: bool = False
     flag: bool = False
-    fade: float = later(0.0)
+    fade: float = new_field(0.0)
 
     def __post_init__(self) -> None:
         at_least(self, features=1, levels=2, width=4, depth=1)
@@ -97,3 +95,24 @@ class MLPConfig:
         at_least(self, fade=0)
         if self.fade and not self.fourier:
             raise InputError(f"fade={self.fade:g}: needs fourier=true, whose features it fades")
+
+
+@dataclass(frozen=True)
+class CustomNetConfig:
+    """A network of the user's own: only its class is recorded, the weights are in the run.
+
+    Args:
+        name: Qualified name of its class; an instance must be given to load the run.
+    """
+
+    name: str
+
+    @classmethod
+    def of(cls, net: object) -> CustomNetConfig:
+        """The record of a network."""
+        return cls(type(net).__qualname__)
+
+    @property
+    def flag(self) -> bool:
+        """Whether it may take the augmentation flag: checked on the network itself, not here."""
+        return True

@@ -1,9 +1,8 @@
 """The U-Net of variational diffusion models, which the paper uses unchanged, for any image.
 
-The published network never changes resolution: likelihood lives in fine detail. Two options
-make it affordable on a laptop, and both leave the input, its Fourier features and the final
-``+ x`` at full resolution: ``patch`` folds patches of pixels into channels, ``halvings`` runs
-the inner blocks on a coarser grid.
+The published network never changes resolution: likelihood lives in fine detail. ``halvings``
+makes it affordable on a laptop: the inner blocks run on a coarser grid, while the input, its
+Fourier features and the final ``+ x`` stay at full resolution.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class UNet(nn.Module):
     def __init__(self, config: UNetConfig, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self.config, self.checkpointing = config, config.checkpointing
-        width, colours = config.width, config.channels * config.patch**2
+        width, colours = config.width, config.channels
         everywhere, depth = config.attention == "everywhere", config.depth
         self.time = TimeCondition(width, flag=config.flag)
         self.conv_in = Conv(colours * (5 if config.fourier else 1), width)
@@ -83,24 +82,24 @@ class UNet(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor, flag: Tensor | None = None) -> Tensor:
         """``x`` is ``(B, C, H, W)``; ``t`` in [0, 1] and ``flag`` in {0, 1} are ``(B,)``."""
-        multiple = self.config.patch * 2 ** len(self.halving)
+        multiple = 2 ** len(self.halving)
         if x.shape[2] % multiple or x.shape[3] % multiple:
             raise InputError(
                 f"images of {x.shape[2]}x{x.shape[3]} pixels: this network needs sides that are "
-                f"multiples of {multiple}; choose a smaller patch or fewer halvings"
+                f"multiples of {multiple}; choose fewer halvings"
             )
         config = self.config
         strength = fading(t, config.fade)
         h = fourier_features(x, config.levels, strength) if config.fourier else x
-        h = self.conv_in(F.pixel_unshuffle(h, self.config.patch))
+        h = self.conv_in(h)
         condition = self.time(t, flag)
         if self.checkpointing and torch.is_grad_enabled():
             h = self._frugal(h, condition)
         else:
             skips = self._descend(h, condition, 0, self.config.depth)
             h = self._climb(self._turn(skips.pop(), condition), skips, condition, 0)
-        h = self.conv_out(self.norm_out(h))
-        return x + F.pixel_shuffle(h, self.config.patch)
+        change: Tensor = self.conv_out(self.norm_out(h))
+        return x + change
 
     def _descend(self, h: Tensor, condition: Tensor, start: int, stop: int) -> list[Tensor]:
         """Skips ``start..stop`` (both included) from skip ``start``."""

@@ -154,10 +154,10 @@ def _branch(weights: Tree, name: str) -> Tree:
 
 def _published(config: UNetConfig) -> dict[str, tuple[str, Tensor]]:
     """Published name of every parameter, with our name and a tensor of our shape."""
-    if (config.groups, config.patch, config.halvings, config.fade) != (32, 1, 0, 0):
+    if (config.groups, config.halvings, config.fade) != (32, 0, 0):
         raise InputError(
-            f"groups={config.groups}, patch={config.patch}, halvings={config.halvings}, "
-            f"fade={config.fade:g}: the published format holds only networks with 32, 1, 0 and 0"
+            f"groups={config.groups}, halvings={config.halvings}, fade={config.fade:g}: the "
+            "published format holds only networks with 32, 0 and 0"
         )
     with torch.device("meta"):
         state = UNet(config).state_dict()

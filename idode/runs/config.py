@@ -1,8 +1,8 @@
-"""What a run is made of: frozen values, overridden by name, exact to JSON and back.
+"""The configuration of a run: frozen values, overridden by name, saved as JSON.
 
-A configuration names the orthogonal parts of a system (schedule, predictor, weighting, time
-density, objective) and holds plain values only; the parts themselves are looked up where they
-are used. Presets are in :mod:`idode.runs.presets`.
+A configuration names the independent parts of a system (schedule, predictor, weighting,
+distribution of noise levels, objective) and holds plain values only; the parts themselves are
+looked up where they are used. Presets are in :mod:`idode.runs.presets`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+from idode.dataclass_io import at_least, field_types, new_field, parse, table
 from idode.errors import InputError, choose
-from idode.dataclass_io import at_least, hints_of, later, parse, table
-from idode.nets.config import MLPConfig, UNetConfig
-from idode.runs.objective_config import ObjectiveConfig
-from idode.runs.objective_config import PLAIN, SimulationConfig
+from idode.nets.config import CustomNetConfig, MLPConfig, UNetConfig
+from idode.runs.objective_config import NO_REGULARISATION, ObjectiveConfig, SimulationConfig
 
 __all__ = [
     "Config",
     "FinetuneConfig",
     "ModelConfig",
+    "NetConfig",
     "ObjectiveConfig",
     "TrainConfig",
     "fit",
@@ -34,21 +34,25 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
+NetConfig: TypeAlias = UNetConfig | MLPConfig | CustomNetConfig
 PRECISIONS = ("float32", "bfloat16")
-NETS: dict[str, type[UNetConfig] | type[MLPConfig]] = {"unet": UNetConfig, "mlp": MLPConfig}
+NETS: dict[str, type[NetConfig]] = {
+    "unet": UNetConfig,
+    "mlp": MLPConfig,
+    "custom": CustomNetConfig,
+}
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The path between data and noise, and what the network says about it.
+    """The diffusion between data and noise, and what the network predicts of it.
 
     Args:
         schedule: A name in :data:`idode.diffusion.schedules.SCHEDULES`.
         predictor: A name in :data:`idode.diffusion.predictors.PREDICTORS`, or ``velocity:CLOCK``.
-        gamma_min: Least noise; ``None`` for the three-sigma rule of the levels.
-        gamma_max: Most noise.
-        clock: The two gammas that the network is told as 0 and 1; ``None`` for the two ends.
+        gamma_min: Lowest noise level; ``None`` for the three-sigma rule of the grey levels.
+        gamma_max: Highest noise level.
+        clock: The two gammas that are times 0 and 1 of the network; ``None`` for both ends.
         levels: Grey levels of the data, ``None`` for continuous data; taken from the data.
         shape: Of one sample, without the batch; taken from the data.
     """
@@ -68,7 +72,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Optimisation and book-keeping; the defaults are the paper's.
+    """Optimisation, logging and checkpoints; the defaults are the paper's.
 
     Args:
         steps: Optimiser steps.
@@ -77,14 +81,14 @@ class TrainConfig:
         lr: Learning rate after warm-up.
         warmup: Steps of linear warm-up.
         decay: ``constant``, ``linear`` or ``cosine``, the last two down to zero at ``steps``.
-        betas: Of Adam.
-        eps: Of Adam.
+        betas: Decay rates of Adam's two moments.
+        eps: Term that keeps Adam's denominator from zero.
         weight_decay: Decoupled, on everything but biases.
         clip: Largest norm of the gradient; ``None`` for no clipping.
         ema: Rate of the moving average of the weights, which is what evaluation uses.
         ema_warmup: Average over a tenth of the steps so far at most, for short runs.
-        density_lr: Learning rate of the adaptive time density.
-        seed: Of everything random.
+        density_lr: Learning rate of the adaptive distribution of noise levels.
+        seed: Seed of everything random.
         log_every: Steps between lines of ``metrics.jsonl``.
         evaluate_every: Steps between held-out values.
         evaluate_count: Held-out samples they are taken on.
@@ -114,9 +118,9 @@ class TrainConfig:
     evaluate_count: int = 1024
     checkpoint_every: int = 10_000
     keep: int = 3
-    sample_every: int = later(0)
-    precision: str = later("float32")
-    compile: bool = later(False)
+    sample_every: int = new_field(0)
+    precision: str = new_field("float32")
+    compile: bool = new_field(False)
 
     def __post_init__(self) -> None:
         ones = ("steps", "batch_size", "accumulate", "log_every", "evaluate_every")
@@ -136,7 +140,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """What ``idode finetune`` changes beside the objective; no ``lr`` keeps that of training."""
+    """What fine-tuning changes besides the objective; ``lr=None`` keeps the training rate."""
 
     steps: int = 200_000
     accumulate: int = 1
@@ -148,15 +152,18 @@ class FinetuneConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """All of a run; ``name`` is the preset it came from, ``data`` its data spec."""
+    """All settings of a run.
+
+    ``name`` is the preset it came from; ``data`` its data spec, ``memory`` for given arrays.
+    """
 
     name: str = "cifar10-vp"
     data: str | None = "cifar10"
     model: ModelConfig = field(default_factory=ModelConfig)
-    net: UNetConfig | MLPConfig = field(default_factory=UNetConfig)
+    net: NetConfig = field(default_factory=UNetConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    simulation: SimulationConfig = later(PLAIN)  # noqa: RUF009  it is a field
+    simulation: SimulationConfig = new_field(NO_REGULARISATION)  # noqa: RUF009  it is a field
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
 
     def __post_init__(self) -> None:
@@ -168,8 +175,11 @@ class Config:
 
 
 def fit(config: Config, levels: int | None, shape: tuple[int, ...]) -> Config:
-    """The configuration for data of these levels and this shape: nothing of it is a choice."""
+    """The configuration for data with this number of levels (``None``: continuous) and shape."""
     net = config.net
+    model = replace(config.model, levels=levels, shape=shape)
+    if isinstance(net, CustomNetConfig):  # whoever wrote it knows which data it takes
+        return replace(config, model=model)
     if isinstance(net, UNetConfig) and (len(shape) != 3 or levels is None):
         raise InputError(
             f"{config.name} has a U-Net, for images (channels, height, width), and the data is "
@@ -184,7 +194,7 @@ def fit(config: Config, levels: int | None, shape: tuple[int, ...]) -> Config:
         )
     else:
         net = replace(net, features=shape[0], levels=levels or net.levels)
-    return replace(config, net=net, model=replace(config.model, levels=levels, shape=shape))
+    return replace(config, net=net, model=model)
 
 
 def to_json(config: Config) -> dict[str, Any]:
@@ -220,13 +230,18 @@ def override(config: Config, settings: Iterable[str]) -> Config:
         name, equals, text = setting.partition("=")
         group, dot, leaf = name.strip().rpartition(".")
         if not equals:
-            raise InputError(f"--set {setting}: write NAME=VALUE, such as train.lr=1e-3")
+            raise InputError(
+                f"the setting {setting!r} has no value: write NAME=VALUE, such as train.lr=1e-3"
+            )
         owner: Any = config if not dot else getattr(config, group, None)
-        hints = hints_of(type(owner)) if dataclasses.is_dataclass(owner) else {}
+        hints = field_types(type(owner)) if dataclasses.is_dataclass(owner) else {}
         if leaf not in hints or dataclasses.is_dataclass(getattr(owner, leaf)):
             near = difflib.get_close_matches(name, _names(config), n=3, cutoff=0.4)
             meant = f"perhaps {' or '.join(near)}; " if near else ""
-            raise InputError(f"there is no setting {name!r}: {meant}--dry-run lists them all")
+            raise InputError(
+                f"there is no setting {name!r}: {meant}`idode train {config.name} --dry-run` "
+                "lists them all"
+            )
         changes.setdefault(group, {})[leaf] = parse(text.strip(), hints[leaf], name)
     top = changes.pop("", {})
     nested = {
@@ -236,7 +251,7 @@ def override(config: Config, settings: Iterable[str]) -> Config:
 
 
 def _changed(group: str, part: T, new: Mapping[str, Any]) -> T:
-    """A part of the configuration with new values; what it refuses is told by its full name."""
+    """A part of the configuration with new values; errors name a setting in full."""
     try:
         return replace(part, **new)  # type: ignore[type-var]
     except InputError as error:

@@ -1,33 +1,33 @@
-"""What training minimises, as plain values; the parts named are looked up where they are used."""
+"""The training objective as plain values; its parts are looked up by name where they are used."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from idode.dataclass_io import at_least, new_field
 from idode.errors import InputError
-from idode.dataclass_io import at_least, later
 
-__all__ = ["PLAIN", "ObjectiveConfig", "SimulationConfig"]
+__all__ = ["NO_REGULARISATION", "ObjectiveConfig", "SimulationConfig"]
 
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """What is minimised, and where on the clock.
+    """Loss, weighting and distribution of noise levels.
 
     Args:
         order: 1, or 2 for the fine-tuning objective.
         density: ``designed``, ``uniform-gamma``, ``adaptive``, ``normal-gamma`` or
             ``uniform-time:CLOCK``.
         weighting: A name in :data:`idode.training.objective.WEIGHTINGS`.
-        low_discrepancy: Spread the times of a batch evenly.
+        low_discrepancy: Spread the noise levels of a batch evenly.
         ratio: Weight of the second-order term.
         probes: Hutchinson probes for each sample of the second-order term.
         unbiased: Square by the product of two different probes.
-        augment: Mirror and turn images, and tell the network by its flag.
+        augment: Flip and rotate images; the network gets a flag that says so.
         data: ``centres`` of the bins, or ``uniform`` noise in them.
         truncation: Exponent of Soft Truncation's prior over the smallest time of a batch.
-        second: Whose second order, a name in :data:`idode.training.objective.SECOND_ORDERS`.
-        method: ``matching`` a diffusion, or ``simulation``: likelihood through the solver.
+        second: Second-order objective, a name in :data:`idode.training.objective.SECOND_ORDERS`.
+        method: ``matching`` (denoising losses) or ``simulation`` (likelihood through a solver).
     """
 
     order: int = 1
@@ -38,10 +38,10 @@ class ObjectiveConfig:
     probes: int = 1
     unbiased: bool = False
     augment: bool = False
-    data: str = later("centres")
-    truncation: float | None = later(None)
-    second: str = later("flow-matching")
-    method: str = later("matching")
+    data: str = new_field("centres")
+    truncation: float | None = new_field(None)
+    second: str = new_field("flow-matching")
+    method: str = new_field("matching")
 
     def __post_init__(self) -> None:
         at_least(self, ratio=0, probes=1, truncation=0)
@@ -67,21 +67,21 @@ class ObjectiveConfig:
 
     @property
     def second_order(self) -> bool:
-        """Whether the second-order term counts; a control has it without weight."""
+        """Whether the second-order term has any weight (``ratio=0`` is a control experiment)."""
         return self.order == 2 and self.ratio > 0
 
     @property
     def differentiates(self) -> bool:
-        """Whether the loss holds derivatives of the network by its input."""
+        """Whether the loss contains derivatives of the network with respect to its input."""
         return self.order == 2 or self.method == "simulation"
 
 
 @dataclass(frozen=True)
 class SimulationConfig:
-    """How the solver runs while training, and what RNODE asks of its paths.
+    """Solver steps and RNODE regularisation of ``method=simulation``.
 
     Args:
-        steps: Of the classical Runge-Kutta method, four evaluations each: the cost of training.
+        steps: Steps of the classical Runge-Kutta method, four network evaluations each.
         kinetic: Weight of RNODE's kinetic energy.
         jacobian: Weight of RNODE's squared norm of the Jacobian.
     """
@@ -94,4 +94,4 @@ class SimulationConfig:
         at_least(self, steps=1, kinetic=0, jacobian=0)
 
 
-PLAIN = SimulationConfig()
+NO_REGULARISATION = SimulationConfig()

@@ -28,7 +28,7 @@ from idode.likelihood.dequantization import Uniform, centres
 from idode.likelihood.estimator import uniform_start
 from idode.ode.divergence import rademacher
 from idode.runs.config import ObjectiveConfig
-from idode.runs.objective_config import PLAIN, SimulationConfig
+from idode.runs.objective_config import NO_REGULARISATION, SimulationConfig
 from idode.training.simulation import simulated
 
 __all__ = ["DATA", "METHODS", "SECOND_ORDERS", "WEIGHTINGS", "Batch", "Objective", "build_density"]
@@ -109,7 +109,7 @@ class Objective:
 
     config: ObjectiveConfig
     density: NoiseLevelDistribution
-    simulation: SimulationConfig = PLAIN
+    simulation: SimulationConfig = NO_REGULARISATION
 
     def draw(self, samples: Tensor, levels: int | None, generator: torch.Generator) -> Batch:
         """Noise for a whole batch of data ``(B, *)``, on the CPU.
