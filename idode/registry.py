@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from idode.errors import InputError
@@ -32,12 +33,15 @@ class Registry(Mapping[str, T], Generic[T]):
 
     Args:
         what: The family, as messages call it.
-        members: Names, and where each is found: ``"package.module:attribute"``.
+        members: Names, and where each is found: ``"package.module:attribute"``, or
+            ``"package.module"`` for a module; a pair adds one line about it, for listings.
     """
 
-    def __init__(self, what: str, members: Mapping[str, str]) -> None:
+    def __init__(self, what: str, members: Mapping[str, str | tuple[str, str]]) -> None:
         self.what = what
-        self._members = dict(members)
+        pairs = {n: (m, "") if isinstance(m, str) else m for n, m in members.items()}
+        self._members = {name: place for name, (place, _) in pairs.items()}
+        self.summaries = {name: text for name, (_, text) in pairs.items()}
 
     def __getitem__(self, name: str) -> T:
         module, _, attribute = self._members[name].partition(":")
@@ -69,7 +73,8 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def to_json(self, instance: Any) -> dict[str, Any]:  # noqa: ANN401  any dataclass
         """An instance of a member that is a dataclass, as plain values; ``kind`` is its name."""
-        return {"kind": self.name_of(instance), **dataclasses.asdict(instance)}
+        fields: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(instance)))
+        return {"kind": self.name_of(instance), **fields}
 
     def from_json(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """The inverse of :meth:`to_json`, for members that are dataclasses of plain values."""
@@ -79,13 +84,16 @@ class Registry(Mapping[str, T], Generic[T]):
         return table(self.choose(str(values.get("kind"))), fields, "")  # type: ignore[arg-type]
 
 
-def suggestion(word: str, known: Mapping[str, object] | list[str]) -> str:
+def suggestion(word: str, known: Iterable[str]) -> str:
     """The known word that looks like a mistyped one, as the end of a clause.
+
+    Leading dashes are left out of the comparison: every two options have them in common.
 
     >>> suggestion("trian", ["train", "data"])
     ' (did you mean train?)'
-    >>> suggestion("xyz", ["train", "data"])
-    ''
+    >>> suggestion("--uot", ["--out", "--seed"]), suggestion("--foo", ["--out", "--seed"])
+    (' (did you mean --out?)', '')
     """
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    bare = {name.lstrip("-"): name for name in known}
+    near = difflib.get_close_matches(word.lstrip("-"), bare, n=1)
+    return f" (did you mean {bare[near[0]]}?)" if near else ""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from idode.data import load
-from idode.data.spec import parse
+from idode.data.loading import parse
 from idode.errors import InputError
 
 RNG = np.random.default_rng(1)
@@ -167,8 +167,8 @@ def test_tables_that_are_none_are_refused(text, message, tmp_path):
         ("npy", "npy:PATH"),
         ("digits:there", "leave out the path"),
         ("cifar10?levels=8", "no options"),
-        ("npy:a.npy?colour=3", "choose one of levels, test"),
-        ("npy:a.npy?levels=many", "not a int"),
+        ("npy:a.npy?colour=3", "choose one of test, levels"),
+        ("npy:a.npy?levels=many", "levels=many: must be a whole number"),
         ("npy:nowhere.npy", "there is no file"),
         ("cifar10:nowhere", "there is no file"),
         ("cifar10", "idode data fetch cifar10"),

@@ -161,3 +161,12 @@ def test_channels_are_turned_together_and_types_are_kept():
 def test_images_that_cannot_be_turned_are_refused(shape):
     with pytest.raises(InputError, match="square"):
         augment(torch.zeros(shape), torch.Generator())
+
+
+@pytest.mark.parametrize(("device", "pinned"), [("cpu", 0), ("cuda", 1), ("cuda:1", 1)])
+def test_batches_for_a_gpu_come_in_page_locked_memory(device, pinned, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda batch: asked.append(1) or batch)
+    with Loader(np.zeros((4, 2), np.uint8), Batches(0, 2, 4).indices, device=device) as loader:
+        next(loader)
+    assert bool(asked) == bool(pinned)

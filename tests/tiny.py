@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from idode.data import Dataset, Identity, digest
+from idode.data import Dataset, Identity, content_hash
 from idode.runs.config import Config, fit, override
 from idode.runs.presets import PRESETS
 from idode.runs.run import Run
@@ -39,7 +39,7 @@ def dataset(train: np.ndarray | None = None, levels: int | None = 4) -> Dataset:
     values = images() if train is None else train
     train, test = values[:-8], values[-8:]
     sizes = (len(train), len(test))
-    identity = Identity("tiny", "test", *sizes, levels, train.shape[1:], digest(train, test))
+    identity = Identity("tiny", "test", *sizes, levels, train.shape[1:], content_hash(train, test))
     return Dataset(identity, train, test)
 
 

@@ -1,1 +1,32 @@
-"""The commands of ``idode``: each has ``add_arguments(parser)`` and ``run(args) -> int``."""
+"""The commands of ``idode``, one module each.
+
+A command's module has ``add_arguments(parser)`` and ``run(args) -> int``, the exit code. It reads
+arguments, calls the Python API and prints; ``add_arguments`` must not import torch, so that help
+and shell completion are quick.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from idode.registry import Registry
+
+__all__ = ["COMMANDS"]
+
+COMMANDS: Registry[ModuleType] = Registry(
+    "command",
+    {
+        "data": ("idode.cli.data", "list, fetch, verify and describe data sets"),
+        "train": ("idode.cli.train", "train a model from a preset"),
+        "finetune": ("idode.cli.finetune", "continue with the second-order objective"),
+        "dequantize": ("idode.cli.dequantize", "train a learned dequantization for evaluate"),
+        "evaluate": ("idode.cli.evaluate", "bits per dimension of a data set, with error bars"),
+        "sample": ("idode.cli.sample", "draw samples from a model, as pictures or arrays"),
+        "report": ("idode.cli.report", "one page with every figure of the paper for a run"),
+        "compare": ("idode.cli.compare", "train and evaluate several systems on equal terms"),
+        "demo": ("idode.cli.demo", "train, evaluate, sample and report on the 8x8 digits"),
+        "doctor": ("idode.cli.doctor", "versions, devices and the speed of this machine"),
+        "import": ("idode.cli.import_checkpoint", "convert a published checkpoint to a run"),
+        "completion": ("idode.cli.completion", "print a shell completion script"),
+    },
+)

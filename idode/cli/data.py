@@ -3,80 +3,90 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+from idode.cli.parsing import add_json_arguments, add_quiet_argument
 
-from idode.progress import LateBar
-from idode.cli.tables import check_output, write_json
-from idode.data import CATALOGUE, KINDS, default_root, fetch, load, verify
-from idode.data.mapped import blocks
-from idode.errors import InputError
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["add_arguments", "run"]
 
-ACTIONS = ("list", "fetch", "verify", "describe")
+Result = tuple[dict[str, Any], str]  # for programs, and for people
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode data``."""
-    parser.add_argument("action", choices=ACTIONS, help="what to do; all but list need a SPEC")
+    from idode.data import FORMATS, PUBLISHED
+
+    actions = ("list", *ON_SPEC)
+    parser.add_argument("action", choices=actions, help="what to do; all but list need a SPEC")
+    files = ", ".join(f"{name}:PATH[?option=value]" for name in FORMATS)
     parser.add_argument(
-        "spec",
-        nargs="?",
-        metavar="SPEC",
-        help="a data set: " + ", ".join(KINDS) + "; the last five as KIND:PATH[?option=value]",
+        "spec", nargs="?", metavar="SPEC", help=f"a data set: {', '.join(PUBLISHED)}, {files}"
     )
     parser.add_argument(
         "--root", type=Path, metavar="DIR",
         help="folder of prepared data [$IDODE_DATA, else ~/.cache/idode]",
     )  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
-    parser.add_argument("--force", action="store_true", help="replace FILE of --json")
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    add_json_arguments(parser, what="the result")
+    add_quiet_argument(parser)
 
 
-def moments(split: NDArray[Any]) -> dict[str, Any]:
-    """Mean and standard deviation for each channel (or column), smallest and largest value."""
-    axes = (0, 2, 3) if split.ndim == 4 else (0,)
-    count, total, square = 0, 0.0, 0.0
-    low, high = np.inf, -np.inf
-    for block in blocks(split):
-        values = block.astype(np.float64)
-        count += values.size // values.shape[1]
-        total = total + values.sum(axes)
-        square = square + (values**2).sum(axes)
-        low, high = min(low, float(values.min())), max(high, float(values.max()))
-    mean = np.asarray(total) / count
-    std = np.sqrt(np.maximum(np.asarray(square) / count - mean**2, 0))
-    return {"mean": mean.tolist(), "std": std.tolist(), "min": low, "max": high}
+def run(args: argparse.Namespace) -> int:
+    """Carry out ``idode data``; the exit code."""
+    from idode.cli.tables import check_output, write_json
+    from idode.data import default_root
+    from idode.errors import InputError
+
+    check_output(args.json, args.force)
+    root = args.root or default_root()
+    if root.exists() and not root.is_dir():
+        raise InputError(f"{root} is a file: give a folder with --root, or set IDODE_DATA")
+    if args.action == "list":
+        if args.spec is not None:
+            raise InputError(f"list shows all data sets: for one, idode data describe {args.spec}")
+        result, text = list_all(root)
+    elif args.spec is None:
+        raise InputError(f"idode data {args.action} needs a data set: see idode data list")
+    else:
+        result, text = ON_SPEC[args.action](args.spec, root, args.quiet)
+    if args.json is not None:
+        write_json(args.json, result)
+    if not args.quiet:
+        print(text)
+    return 0
 
 
-def list_all(root: Path) -> tuple[dict[str, Any], str]:
+def list_all(root: Path) -> Result:
+    """Every published data set with its state, and the formats of own files."""
+    from idode.data import FORMATS, PUBLISHED
+
     rows: dict[str, Any] = {}
-    for name, published in CATALOGUE.items():
-        prepared = (root / name).is_dir()
+    lines = []
+    for name, published in PUBLISHED.items():
+        state = published.state(root)
         rows[name] = {
-            "prepared": prepared,
+            "prepared": state == "ready",
             "fetchable": bool(published.official),
             "train_size": published.train_size,
             "test_size": published.test_size,
             "shape": list(published.shape),
         }
-    lines = [f"{'digits':15} ready      1500 +   297  1x8x8, comes with scikit-learn"]
-    for name, row in rows.items():
-        state = "ready" if row["prepared"] else "fetch" if row["fetchable"] else "by hand"
-        shape = "x".join(map(str, row["shape"]))
-        lines.append(f"{name:15} {state:7} {row['train_size']:7} + {row['test_size']:5}  {shape}")
-    files = (k for k in KINDS if k not in CATALOGUE and k != "digits")
-    lines.append("your own files: " + ", ".join(f"{k}:PATH" for k in files))
+        shape = "x".join(map(str, published.shape))
+        sizes = f"{published.train_size:7} + {published.test_size:5}  {shape:8}"
+        lines.append(f"{name:15} {state:7} {sizes}  {PUBLISHED.summaries[name]}")
+    lines.append("your own files:")
+    lines += [f"  {name + ':PATH':13} {text}" for name, text in FORMATS.summaries.items()]
     return {"root": str(root), "data": rows}, "\n".join(lines)
 
 
-def fetch_one(spec: str, root: Path, quiet: bool) -> tuple[dict[str, Any], str]:
+def fetch_one(spec: str, root: Path, quiet: bool) -> Result:
+    """Download and prepare a published data set."""
+    from idode.data import fetch
+    from idode.progress import LateBar
+
     with LateBar("B", quiet, scaled=True) as late:
 
         def progress(done: int, total: int | None) -> None:
@@ -90,16 +100,22 @@ def fetch_one(spec: str, root: Path, quiet: bool) -> tuple[dict[str, Any], str]:
     return identity.to_json(), f"ready: {identity}"
 
 
-def verify_one(spec: str, root: Path, quiet: bool) -> tuple[dict[str, Any], str]:
+def verify_one(spec: str, root: Path, quiet: bool) -> Result:
+    """Compare the hash of all values with the known one."""
+    from idode.data import PUBLISHED, verify
+
     identity = verify(spec, root)
-    published = CATALOGUE.get(identity.name)
-    pinned = identity.name == "digits" or (published is not None and published.sha256 is not None)
+    published = PUBLISHED.get(identity.name)
+    pinned = published is not None and published.sha256 is not None
     against = "published" if pinned else "stored"
     result = {**identity.to_json(), "checked_against": against}
     return result, f"intact, hash equal to the {against} one: {identity}"
 
 
-def describe_one(spec: str, root: Path, quiet: bool) -> tuple[dict[str, Any], str]:
+def describe_one(spec: str, root: Path, quiet: bool) -> Result:
+    """Identity, and the moments of both splits."""
+    from idode.data import load
+
     dataset = load(spec, root)
     result = {
         **dataset.identity.to_json(),
@@ -117,27 +133,24 @@ def describe_one(spec: str, root: Path, quiet: bool) -> tuple[dict[str, Any], st
     return result, "\n".join(lines)
 
 
-ON_SPEC: dict[str, Callable[[str, Path, bool], tuple[dict[str, Any], str]]] = {
-    "fetch": fetch_one,
-    "verify": verify_one,
-    "describe": describe_one,
-}
+def moments(split: NDArray[Any]) -> dict[str, Any]:
+    """Mean and standard deviation for each channel (or column), smallest and largest value."""
+    import numpy as np
+
+    from idode.data.mapped import blocks
+
+    axes = (0, 2, 3) if split.ndim == 4 else (0,)
+    count, total, square = 0, 0.0, 0.0
+    low, high = np.inf, -np.inf
+    for block in blocks(split):
+        values = block.astype(np.float64)
+        count += values.size // values.shape[1]
+        total = total + values.sum(axes)
+        square = square + (values**2).sum(axes)
+        low, high = min(low, float(values.min())), max(high, float(values.max()))
+    mean = np.asarray(total) / count
+    std = np.sqrt(np.maximum(np.asarray(square) / count - mean**2, 0))
+    return {"mean": mean.tolist(), "std": std.tolist(), "min": low, "max": high}
 
 
-def run(args: argparse.Namespace) -> int:
-    """Carry out ``idode data``; returns the exit code."""
-    check_output(args.json, args.force)
-    root = args.root or default_root()
-    if args.action == "list":
-        if args.spec is not None:
-            raise InputError(f"list shows all data sets: for one, idode data describe {args.spec}")
-        result, text = list_all(root)
-    elif args.spec is None:
-        raise InputError(f"idode data {args.action} needs a data set: see idode data list")
-    else:
-        result, text = ON_SPEC[args.action](args.spec, root, args.quiet)
-    if args.json is not None:
-        write_json(args.json, result)
-    if not args.quiet:
-        print(text)
-    return 0
+ON_SPEC = {"fetch": fetch_one, "verify": verify_one, "describe": describe_one}

@@ -6,7 +6,8 @@ import argparse
 import importlib.metadata
 import platform
 import time
-from pathlib import Path
+
+from idode.cli.parsing import add_json_arguments
 
 __all__ = ["add_arguments", "run"]
 
@@ -18,14 +19,14 @@ PACKAGES = (
     "scikit-learn",
     "pillow",
     "matplotlib",
+    "shtab",
     "torch-fidelity",
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode doctor``."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
-    parser.add_argument("--force", action="store_true", help="replace FILE of --json")
+    add_json_arguments(parser, what="the result")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,9 +36,10 @@ def run(args: argparse.Namespace) -> int:
     from idode import __version__
     from idode.cli.tables import check_output, table, write_json
     from idode.data import default_root
+    from idode.runs.distributed import pick_device
 
     check_output(args.json, args.force)
-    # Its own version is that of the code that runs, installed or not.
+    # The version of the code that runs, installed or not.
     facts: dict[str, str | float] = {"idode": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -46,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
             facts[name] = "not installed"
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     facts["devices"] = ", ".join(["cpu", *devices])
+    facts["default device"] = str(pick_device(None, 0))
     facts["threads"] = torch.get_num_threads()
     facts["data"] = str(default_root())
     facts["matmul_gflops"] = round(_matmul_rate(), 1)

@@ -1,40 +1,44 @@
-"""``idode``: what it says by itself, and what happens when a command fails."""
+"""The program ``idode``: its help, and what happens when a command fails.
+
+Everything is imported inside of :func:`main`, so that Ctrl-C has one meaning from the start.
+"""
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import sys
 from collections.abc import Sequence
-from types import ModuleType
+from typing import TYPE_CHECKING
 
-from idode.cli.allocation import keep_freed_memory
-from idode.cli.parsing import COMMANDS, INTERRUPTED, Parser, parser_of
-from idode.errors import InputError, NumericalError
+if TYPE_CHECKING:
+    from idode.cli.parsing import Parser
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["main"]
 
-USAGE_ERROR, NUMERICAL_ERROR = 2, 3
+USAGE_ERROR, NUMERICAL_ERROR, INTERRUPTED = 2, 3, 130
 
-BEGINNINGS = """\
+EXAMPLES = """\
 to begin:
-  idode demo                                          the whole way on digits, in minutes
-  idode evaluate pretrained:digits --limit 16         a model that comes with the package
-  idode sample pretrained:digits --out samples.png    and what it draws
-  idode train digits --data folder:PATH --out RUN     the same for small images of your own"""
+  idode demo                                          train, evaluate, sample on digits: minutes
+  idode evaluate pretrained:digits --limit 16         bits/dim of a model of this package
+  idode sample pretrained:digits --out samples.png    samples of it
+  idode train digits --data folder:PATH --out RUN     train on small images of your own"""
 
 
 def overview() -> Parser:
     """The parser of ``idode`` itself, without any command's arguments."""
+    import argparse
+
     from idode import __version__
+    from idode.cli import COMMANDS
+    from idode.cli.parsing import Parser
 
     width = max(map(len, COMMANDS))
-    listed = "\n".join(f"  {name:{width}}  {text}" for name, (_, text) in COMMANDS.items())
+    listed = "\n".join(f"  {name:{width}}  {text}" for name, text in COMMANDS.summaries.items())
     parser = Parser(
         prog="idode",
         usage="idode COMMAND ...",
         description="Exact likelihoods for images, and other data, with diffusion ODEs.",
-        epilog=f"{BEGINNINGS}\n\ncommands:\n{listed}\n\nidode COMMAND --help says more.",
+        epilog=f"{EXAMPLES}\n\ncommands:\n{listed}\n\n`idode COMMAND --help` lists its options.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"idode {__version__}")
@@ -43,35 +47,56 @@ def overview() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 0 is success, 2 bad input, 3 numbers out of range, 130 interrupted."""
-    if argv is None:  # the process is the program's own
-        keep_freed_memory()
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments:
-        overview().print_help()
-        return 0
+    """Run a command; the exit code.
+
+    0 is success, 2 invalid input, 3 numbers out of range, 130 interrupted.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
     prog = "idode"
     try:
-        if "" in arguments:
-            raise InputError(
-                "an argument is empty, as of a shell variable without a value: fill it"
-            )
-        name = overview().parse_args(arguments[:1]).command
-        prog = f"idode {name}"
-        args = parser_of(name).parse_args(arguments[1:])
-        command: ModuleType = importlib.import_module(COMMANDS[name][0])
-        code: int = command.run(args)
-    except InputError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return USAGE_ERROR
-    except NumericalError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return NUMERICAL_ERROR
-    except KeyboardInterrupt:
-        print(f"{prog}: interrupted", file=sys.stderr)
+        from idode.errors import InputError, NumericalError
+
+        if argv is None:  # not called from Python: the process is ours
+            from idode.cli.allocation import keep_freed_memory
+
+            keep_freed_memory()
+        if not words:
+            overview().print_help()
+            return 0
+        try:
+            name = chosen(words)
+            prog = f"idode {name}"
+            return run(name, words[1:])
+        except InputError as error:
+            print(f"{prog}: {error}", file=sys.stderr)
+            return USAGE_ERROR
+        except NumericalError as error:
+            print(f"{prog}: {error}", file=sys.stderr)
+            return NUMERICAL_ERROR
+    except KeyboardInterrupt as stop:
+        print(f"{prog}: {str(stop) or 'interrupted'}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has left, as `head` does; there is nobody to tell.
         sys.stderr.close()
         return 0
+
+
+def chosen(words: Sequence[str]) -> str:
+    """The name of the command that is asked for."""
+    from idode.errors import InputError
+
+    if "" in words:
+        raise InputError("an argument is empty, as of a shell variable without a value: fill it")
+    name: str = overview().parse_args(words[:1]).command
+    return name
+
+
+def run(name: str, words: Sequence[str]) -> int:
+    """Parse the arguments of a command and run it; the exit code."""
+    from idode.cli import COMMANDS
+    from idode.cli.parsing import parser_of
+
+    args = parser_of(name).parse_args(words)
+    code: int = COMMANDS[name].run(args)
     return code

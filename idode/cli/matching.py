@@ -1,4 +1,4 @@
-"""The data a command is to use with a run: its own or another, but of the model's kind."""
+"""The data set a command uses with a run: the run's own or another of the same kind."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def data_for(run: Run, spec: str | None) -> Dataset:
 
 
 def warn_of_other_data(run: Run, identity: Identity, quiet: bool) -> None:
-    """Say where the model knows other data than it is used on."""
-    from idode.data import warning
+    """Warn on stderr if the model was trained on other data than it is used on."""
+    from idode.data import mismatch_warning
 
-    text = None if run.identity is None else warning(run.identity, identity)
+    text = None if run.identity is None else mismatch_warning(run.identity, identity)
     if text is not None and not quiet:
         print(f"warning: {text}", file=sys.stderr)

@@ -1,25 +1,28 @@
-"""The commands of ``idode`` and how their arguments are read.
-
-Only the module of the command that is asked for is imported, so that help is quick.
-"""
+"""How arguments are read: the parser, argument types, and arguments that commands share."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
-import importlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
+from idode.cli import COMMANDS
 from idode.errors import InputError
+from idode.registry import suggestion
 
 __all__ = [
-    "COMMANDS",
     "INTERRUPTED",
     "RUN",
     "Parser",
     "above_zero",
+    "add_data_argument",
+    "add_device_argument",
+    "add_json_arguments",
+    "add_quiet_argument",
+    "add_run_argument",
+    "add_seed_argument",
     "natural",
     "not_negative",
     "parser_of",
@@ -28,24 +31,6 @@ __all__ = [
 
 INTERRUPTED = 130  # the exit code after Ctrl-C, as of a shell
 RUN = "a run folder, or pretrained:NAME"  # the help of every argument that takes one
-
-COMMANDS: dict[str, tuple[str, str]] = {  # name: (module, what it does)
-    "data": ("idode.cli.data", "list, fetch, verify and describe data sets"),
-    "train": ("idode.cli.train", "train a model from a preset"),
-    "finetune": ("idode.cli.finetune", "go on with the second-order objective"),
-    "dequantize": ("idode.cli.dequantize", "learn the noise inside the bins, for evaluate"),
-    "evaluate": ("idode.cli.evaluate", "bits per dimension of a data set, with error bars"),
-    "sample": ("idode.cli.sample", "draw samples from a model, as pictures or arrays"),
-    "report": ("idode.cli.report", "one page with every figure of the paper for a run"),
-    "compare": ("idode.cli.compare", "systems on equal terms: train, measure, one table"),
-    "demo": ("idode.cli.demo", "train, evaluate, sample and report on the 8x8 digits"),
-    "doctor": ("idode.cli.doctor", "versions, devices and the speed of this machine"),
-    "import": (
-        "idode.cli.import_checkpoint",
-        "turn a checkpoint of the paper's authors into a run",
-    ),
-    "completion": ("idode.cli.completion", "a script that lets the shell complete words"),
-}
 
 
 class Parser(argparse.ArgumentParser):
@@ -81,24 +66,20 @@ class Parser(argparse.ArgumentParser):
             )
 
     def error(self, message: str) -> NoReturn:
-        """What cannot be read is bad input like any other."""
+        """Raise what cannot be parsed as invalid input like any other."""
         raise InputError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """The known word that looks like a mistyped one, as the end of a clause.
-
-    >>> suggestion("trian", ["train", "data"])
-    ' (did you mean train?)'
-    >>> suggestion("xyz", ["train", "data"])
-    ''
-    """
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+def parser_of(name: str) -> Parser:
+    """The parser of one command; imports the module of that command alone."""
+    text = COMMANDS.summaries[name]
+    parser = Parser(prog=f"idode {name}", description=text[0].upper() + text[1:] + ".")
+    COMMANDS[name].add_arguments(parser)
+    return parser
 
 
 def positive(text: str) -> int:
-    """A count, as the type of an argument: refused where it is read, before any work."""
+    """A count, as the type of an argument: refused when parsed, before any work."""
     return _whole(text, 1)
 
 
@@ -145,9 +126,42 @@ def _real(text: str) -> float:
     return value
 
 
-def parser_of(name: str) -> Parser:
-    """The parser of one command."""
-    module, text = COMMANDS[name]
-    parser = Parser(prog=f"idode {name}", description=text[0].upper() + text[1:] + ".")
-    importlib.import_module(module).add_arguments(parser)
-    return parser
+def add_run_argument(parser: argparse.ArgumentParser) -> None:
+    """``RUN``, the trained model a command works on."""
+    parser.add_argument("run", metavar="RUN", help=RUN)
+
+
+def add_data_argument(parser: argparse.ArgumentParser, default: str = "that of RUN") -> None:
+    """``--data``; ``default`` says in words which data set is used without it."""
+    parser.add_argument(
+        "--data", metavar="SPEC", help=f"data set, see `idode data list` [{default}]"
+    )
+
+
+def add_seed_argument(parser: argparse.ArgumentParser, default: str = "0") -> None:
+    """``--seed``, ``None`` where it is not given; ``default`` says in words what it is then."""
+    parser.add_argument(
+        "--seed", type=natural, metavar="S", help=f"seed of all random numbers [{default}]"
+    )
+
+
+def add_device_argument(parser: argparse.ArgumentParser) -> None:
+    """``--device``, ``None`` where it is not given: the API then takes the best there is."""
+    parser.add_argument(
+        "--device",
+        metavar="DEVICE",
+        help="cpu, cuda, cuda:1 or mps [the best available: cuda, then mps, then cpu]",
+    )
+
+
+def add_json_arguments(
+    parser: argparse.ArgumentParser, what: str = "all figures", replaces: str = "FILE of --json"
+) -> None:
+    """``--json`` and ``--force``; ``replaces`` names all that ``--force`` may replace."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help=f"write {what} as JSON")
+    parser.add_argument("--force", action="store_true", help=f"replace {replaces} if it exists")
+
+
+def add_quiet_argument(parser: argparse.ArgumentParser, but: str = "errors") -> None:
+    """``--quiet``; ``but`` is what is printed all the same."""
+    parser.add_argument("--quiet", action="store_true", help=f"print nothing but {but}")

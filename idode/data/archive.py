@@ -139,7 +139,7 @@ def is_archive(path: Path) -> bool:
 def members(path: Path) -> Iterator[Member]:
     """The files in a folder, tar or zip, or the one file at ``path`` itself."""
     if not path.exists():
-        raise InputError(f"there is no file or folder {path}: check the path of --data")
+        raise InputError(f"there is no file or folder {path}: check the path")
     try:
         if path.is_dir():
             yield from folder_members(path)

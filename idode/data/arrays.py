@@ -12,6 +12,7 @@ import csv
 import math
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idode.data.archive import BROKEN, Member, members, open_packed
-from idode.data.chunks import CHUNK_ROWS, Chunks, SplitName, split_rows
+from idode.data.format import CHUNK_ROWS, Chunks, FileFormat, SplitName, split_rows
 from idode.data.mapped import BLOCK_BYTES
 from idode.errors import InputError
 
-__all__ = ["npy_rows", "npz_rows", "read_csv", "read_npy", "read_npz"]
+__all__ = ["Csv", "Npy", "Npz", "npy_rows", "npz_rows"]
 
 SPLIT_KEYS = (("train", "test"), ("x_train", "x_test"))
 MAX_CHANNELS = 4
@@ -88,33 +89,44 @@ def as_rows(name: str, block: NDArray[Any]) -> NDArray[Any]:
     )
 
 
-def read_npy(path: Path, test: float = 0.1) -> Chunks:
+@dataclass(frozen=True)
+class Npy(FileFormat):
     """One array; rows are held out evenly."""
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: give the .npy file")
-    for member in members(path):
-        yield from split_rows((as_rows(member.name, b) for b in npy_rows(member)), test)
+
+    def read(self, path: Path) -> Chunks:
+        """The rows of the array."""
+        if path.is_dir():
+            raise InputError(f"{path} is a folder: give the .npy file")
+        for member in members(path):
+            rows = (as_rows(member.name, block) for block in npy_rows(member))
+            yield from split_rows(rows, self.test)
 
 
-def read_npz(path: Path, key: str | None = None, test: float = 0.1) -> Chunks:
+@dataclass(frozen=True)
+class Npz(FileFormat):
     """Arrays ``train``, ``test`` (or ``x_train``, ``x_test``), else ``key`` or the only one."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            keys = [n.removesuffix(".npy") for n in archive.namelist()]
-    except BROKEN as error:
-        raise InputError(f"{path} is not a .npz file ({error}): save it again") from error
-    name = path.name
-    for pair in SPLIT_KEYS:
-        if key is None and set(pair) <= set(keys):
-            splits: tuple[SplitName, SplitName] = ("train", "test")
-            for split, part in zip(splits, pair, strict=True):
-                for block in npz_rows(path, name, part):
-                    yield split, as_rows(name, block)
-            return
-    if key is None and len(keys) != 1:
-        raise InputError(f"{name} holds {', '.join(keys)}: say which with ?key=NAME")
-    rows = npz_rows(path, name, key or keys[0])
-    yield from split_rows((as_rows(name, b) for b in rows), test)
+
+    key: str | None = None
+
+    def read(self, path: Path) -> Chunks:
+        """The rows of those arrays."""
+        try:
+            with zipfile.ZipFile(path) as archive:
+                keys = [n.removesuffix(".npy") for n in archive.namelist()]
+        except BROKEN as error:
+            raise InputError(f"{path} is not a .npz file ({error}): save it again") from error
+        name = path.name
+        for pair in SPLIT_KEYS:
+            if self.key is None and set(pair) <= set(keys):
+                splits: tuple[SplitName, SplitName] = ("train", "test")
+                for split, part in zip(splits, pair, strict=True):
+                    for block in npz_rows(path, name, part):
+                        yield split, as_rows(name, block)
+                return
+        if self.key is None and len(keys) != 1:
+            raise InputError(f"{name} holds {', '.join(keys)}: say which with ?key=NAME")
+        rows = npz_rows(path, name, self.key or keys[0])
+        yield from split_rows((as_rows(name, b) for b in rows), self.test)
 
 
 def csv_rows(path: Path) -> Iterator[NDArray[np.float32]]:
@@ -150,11 +162,15 @@ def csv_rows(path: Path) -> Iterator[NDArray[np.float32]]:
             yield np.array(block, np.float32)
 
 
-def read_csv(path: Path, test: float = 0.1) -> Chunks:
+@dataclass(frozen=True)
+class Csv(FileFormat):
     """A table of numbers, one sample a line, separated by comma, semicolon or tab."""
-    if not path.is_file():
-        raise InputError(f"there is no file {path}: check the path of --data")
-    try:
-        yield from split_rows(csv_rows(path), test)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path.name} is not a table of text ({error})") from None
+
+    def read(self, path: Path) -> Chunks:
+        """The rows of the table."""
+        if not path.is_file():
+            raise InputError(f"{path} is not a file: give the table itself")
+        try:
+            yield from split_rows(csv_rows(path), self.test)
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise InputError(f"{path.name} is not a table of text ({error})") from None

@@ -1,7 +1,7 @@
-"""Which samples make up which batch, and having them ready in time.
+"""Shuffled batches, and a thread that loads them ahead of training.
 
 The order is a pure function of seed and step, so a resumed run and any number of processes see
-the same batches without anything being stored; the loader only fetches ahead what it says.
+the same batches without any stored state.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class Loader:
         indices: Step to sample numbers, such as :meth:`Batches.indices` or a slice of it.
         start: The first step.
         ahead: How many batches may wait.
-        pin: Page-locked memory, for asynchronous copies to a GPU.
+        device: Where the batches will be copied to; for a GPU they are put into page-locked
+            memory, so that ``batch.to(device, non_blocking=True)`` does not wait.
     """
 
     def __init__(
@@ -88,9 +89,10 @@ class Loader:
         start: int = 0,
         *,
         ahead: int = 4,
-        pin: bool = False,
+        device: torch.device | str = "cpu",
     ) -> None:
-        self._split, self._indices, self._start, self._pin = split, indices, start, pin
+        self._split, self._indices, self._start = split, indices, start
+        self._pin = torch.device(device).type == "cuda"
         self._queue: queue.Queue[Tensor | BaseException] = queue.Queue(ahead)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="idode-loader", daemon=True)

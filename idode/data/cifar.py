@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idode.data.archive import Member, natural, official_members
-from idode.data.chunks import Chunks
+from idode.data.format import Chunks
+from idode.data.package_registries import cifar10_from_npm
+from idode.data.published import Published, Remote
 from idode.data.unpickle import unpickle
 from idode.errors import InputError
 
-__all__ = ["SHAPE", "planes", "read_cifar10"]
+__all__ = ["CIFAR10", "SHAPE", "planes", "read_cifar10"]
 
 SHAPE = (3, 32, 32)
 DIM = 3 * 32 * 32
@@ -27,7 +29,7 @@ MAX_BATCH_BYTES = 64_000_000
 
 
 def planes(data: Any, name: str) -> NDArray[np.uint8]:  # noqa: ANN401
-    """IndexedBatches of 3,072 bytes as images ``(n, 3, 32, 32)``."""
+    """Rows of 3,072 bytes as images ``(n, 3, 32, 32)``."""
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2:
         raise InputError(f"{name} has no array of bytes called 'data': get the official file")
     if data.shape[1] != DIM:
@@ -59,3 +61,22 @@ def read_cifar10(path: Path) -> Chunks:
     }
     for stem in sorted(batches, key=natural):
         yield "test" if stem == "test_batch" else "train", batches[stem]
+
+
+CIFAR10 = Published(
+    name="cifar10",
+    version="2009",
+    train_size=50_000,
+    test_size=10_000,
+    shape=(3, 32, 32),
+    sha256="2ae5d6db0453753867541f0ccce0b648fcd0aaf596c0ca67c33dc03b3deaf283",
+    read=read_cifar10,
+    files="data_batch_1 to data_batch_5 and test_batch",
+    official=(
+        Remote(
+            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            "md5:c32a1d4ab5d03f1284b67883e8d87530",
+        ),
+    ),
+    registry=cifar10_from_npm,
+)

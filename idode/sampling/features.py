@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from idode.data import Dataset
-from idode.data.loading import DIGITS_TRAIN
+from idode.data.digits import DIGITS
 from idode.errors import InputError
 
 __all__ = [
@@ -42,8 +42,8 @@ def digits_features() -> Features:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    images = torch.from_numpy(digits.images[:DIGITS_TRAIN])
-    labels = torch.from_numpy(digits.target[:DIGITS_TRAIN])
+    images = torch.from_numpy(digits.images[: DIGITS.train_size])
+    labels = torch.from_numpy(digits.target[: DIGITS.train_size])
     weights = _fresh((64, *HIDDEN, 10), torch.Generator().manual_seed(0))
     with torch.enable_grad():
         optimizer = torch.optim.AdamW(weights, lr=RATE, weight_decay=DECAY)

