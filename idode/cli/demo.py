@@ -7,13 +7,13 @@ of the figures they gave.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import time
 from pathlib import Path
 from typing import Any
 
-from idode.cli.parsing import COMMANDS, parser_of, positive
+from idode.cli import COMMANDS
+from idode.cli.parsing import parser_of, positive
 
 __all__ = ["add_arguments", "run"]
 
@@ -78,7 +78,7 @@ def _do(args: argparse.Namespace, name: str, argv: list[str]) -> None:
     """Print a command as a user would type it, and run it."""
     if not args.quiet:
         print(f"\n$ idode {name} {' '.join(argv)}", flush=True)
-    module = importlib.import_module(COMMANDS[name][0])
+    module = COMMANDS[name]
     if module.run(parser_of(name).parse_args(argv)):
         raise KeyboardInterrupt  # a command only ends early when it was interrupted
 
