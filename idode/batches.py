@@ -1,8 +1,9 @@
-"""Data looked at piece by piece: a memory-mapped split is never copied whole."""
+"""Data looked at batch by batch: a memory-mapped split is never copied whole."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,37 +11,72 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["IndexedBatches", "Pixels"]
+from idode.errors import InputError
+
+__all__ = ["Batch", "IndexedBatches", "Pixels", "to_tensor"]
 
 Pixels: TypeAlias = Tensor | npt.NDArray[Any]
 
 
+def to_tensor(rows: Pixels) -> Tensor:
+    """A tensor of the data; integers of an array become int32.
+
+    A copy of an array, since a memory map is read-only, which torch does not allow; and int32,
+    since torch can hardly do anything with uint16.
+    """
+    if isinstance(rows, Tensor):
+        return rows
+    integer = rows.dtype.kind in "ui"
+    return torch.from_numpy(rows.astype(np.int32) if integer else np.array(rows))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a data set on a device, their places in it, and their condition."""
+
+    values: Tensor  # (B, *)
+    indices: list[int]  # seed the noise of each row
+    condition: Mapping[str, Tensor]  # (B, ...) each
+
+
 @dataclass(frozen=True)
 class IndexedBatches:
-    """Pieces of ``size`` rows of data ``(N, *)``, the last one possibly shorter.
+    """Batches of ``size`` rows of data ``(N, *)``, the last one possibly shorter.
 
-    ``first_index`` is the place of the first row in its data set, which seeds its noise.
+    Args:
+        values: The data.
+        size: Rows of a batch.
+        first_index: Place of the first row in its data set, which seeds its noise.
+        device: Where batches go; by default where the values are.
+        condition: Keyword arguments of the network, ``(N, ...)`` each.
     """
 
     values: Pixels
     size: int
     first_index: int = 0
-    device: torch.device | str | None = None  # by default where the values are
+    device: torch.device | str | None = None
+    condition: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in self.condition.items():
+            if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != len(self.values):
+                found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise InputError(
+                    f"the condition {name!r} must be a tensor with one row for each of "
+                    f"{len(self.values)} samples, got {found}"
+                )
 
     @property
     def sizes(self) -> list[int]:
-        """IndexedBatches of every piece."""
+        """Rows of every batch."""
         count = len(self.values)
         return [min(self.size, count - lo) for lo in range(0, count, self.size)]
 
-    def part(self, number: int) -> tuple[Tensor, list[int]]:
-        """A piece ``(B, *)`` on the device, and the places of its rows in their data set."""
+    def batch(self, number: int) -> Batch:
+        """One batch ``(B, *)`` on the device."""
         lo = number * self.size
-        rows = self.values[lo : lo + self.size]
-        if not isinstance(rows, Tensor):
-            # A copy, since a memory map is read-only, which torch does not allow; and int32,
-            # since torch can hardly do anything with uint16.
-            integer = rows.dtype.kind in "ui"
-            rows = torch.from_numpy(rows.astype(np.int32) if integer else np.array(rows))
+        rows = to_tensor(self.values[lo : lo + self.size])
+        device = self.device or rows.device
         first = self.first_index + lo
-        return rows.to(self.device or rows.device), list(range(first, first + len(rows)))
+        condition = {k: v[lo : lo + self.size].to(device) for k, v in self.condition.items()}
+        return Batch(rows.to(device), list(range(first, first + len(rows))), condition)

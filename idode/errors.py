@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-__all__ = ["InputError", "NumericalError", "choose"]
+__all__ = ["DataWarning", "InputError", "NumericalError", "choose"]
 
 T = TypeVar("T")
 
@@ -40,3 +40,7 @@ class NumericalError(ArithmeticError):
     def __init__(self, message: str, sample: int | None = None) -> None:
         super().__init__(message)
         self.sample = sample
+
+
+class DataWarning(UserWarning):
+    """The data is not what the model was trained on, or not what it seems to be."""

@@ -15,7 +15,6 @@ True
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,6 +62,7 @@ class Mixture:
             gamma_max=gamma_max,
             predictor=NOISE,
             clock=GammaTime(),
+            shape=(self.dim,),
         )
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
@@ -235,7 +235,8 @@ class Lattice:
     def ode(self, schedule: Schedule, gamma_min: float, gamma_max: float) -> DiffusionODE:
         """The perfect model of the integers."""
         ode = self.mixture.ode(schedule, gamma_min, gamma_max)
-        return dataclasses.replace(ode, levels=self.levels)
+        ode.levels = self.levels
+        return ode
 
     def entropy(self) -> float:
         """Of the data, in bits per dimension: the least any code can reach on average."""

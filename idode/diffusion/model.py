@@ -3,16 +3,17 @@ r"""A network read as a diffusion ODE.
 .. math:: \frac{\mathrm dx}{\mathrm d\gamma} = v(x, \gamma)
           = \sqrt{\dot\alpha^2 + \dot\sigma^2}\;\tilde v_\theta(x, \gamma)
 
-The network may predict anything in :mod:`idode.diffusion.predictors` on any clock; from here on nobody
-needs to know which (math.md: diffusion-ode).
+The network may predict anything in :mod:`idode.diffusion.predictors` on any clock; the rest of
+the library asks only for a velocity or a noise (math.md: diffusion-ode).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from idode.diffusion.clocks import CLOCKS, Clock, ScaledGamma
 from idode.diffusion.predictors import (
@@ -28,47 +29,102 @@ from idode.diffusion.schedules import SCHEDULES, Schedule, start_gamma
 from idode.errors import InputError, choose
 from idode.numerics import check_range, like
 
-__all__ = ["DiffusionODE", "wrap"]
+if TYPE_CHECKING:  # what the methods for users return; see the note in the class
+    from idode.batches import Pixels
+    from idode.likelihood.bits_per_dim import BitsPerDim
+    from idode.likelihood.estimator import LikelihoodSettings
+    from idode.likelihood.sde_bound import SDEBound
+    from idode.ode.solvers import Solver
+    from idode.sampling.samples import Samples
+
+__all__ = ["Condition", "DiffusionODE", "wrap"]
 
 Network = Callable[..., Tensor]
+Condition: TypeAlias = Mapping[str, Tensor]
+"""Keyword arguments of the network: one row for each sample, such as class labels."""
 
 
-@dataclass(frozen=True)
-class DiffusionODE:
+class DiffusionODE(nn.Module):
     """A network, what it predicts, and the path it was trained on.
 
+    An ``nn.Module``: ``.to``, ``.parameters()``, ``.state_dict()`` and ``copy.deepcopy`` work as
+    for any other. Calling it gives the velocity.
+
     Args:
-        net: Called as ``net(x, t)``, or ``net(x, t, flag)`` where there is a flag; ``x`` is
-            ``(B, *)``, ``t`` is ``(B,)``.
+        net: Called as ``net(x, t, **condition)``; ``x`` is ``(B, *)``, ``t`` is ``(B,)``. A
+            module, or any function.
         schedule: How data is noised.
         gamma_min: Least noise, where pixels meet the continuum.
         gamma_max: Most noise, where the prior takes over.
-        predictor: What the network says.
-        clock: The time it is told; by default gamma scaled to [0, 1].
+        predictor: What the network predicts.
+        clock: The time it is given; by default gamma scaled to [0, 1].
         levels: Grey levels of the data; ``None`` for continuous data.
+        shape: Of one sample, without the batch; sampling needs it.
     """
 
-    net: Network
-    schedule: Schedule
-    gamma_min: float
-    gamma_max: float
-    predictor: Predictor = NORMALIZED_VELOCITY
-    clock: Clock | None = None
-    levels: int | None = None
+    # Methods for users (loss, log_prob, bits_per_dim, sde_bound, sample) import what they need
+    # when they are called, since the rooms above build on this class; tests/test_layers.py knows.
 
-    def __post_init__(self) -> None:
-        check_range(self.gamma_min, self.gamma_max)
+    def __init__(
+        self,
+        net: Network,
+        schedule: Schedule,
+        gamma_min: float,
+        gamma_max: float,
+        predictor: Predictor = NORMALIZED_VELOCITY,
+        clock: Clock | None = None,
+        levels: int | None = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> None:
+        super().__init__()
+        check_range(gamma_min, gamma_max)
+        self.net = net
+        self.schedule, self.predictor = schedule, predictor
+        self.gamma_min, self.gamma_max = gamma_min, gamma_max
+        self.clock: Clock = clock or ScaledGamma(gamma_min, gamma_max)
+        self.levels = levels
+        self.shape = None if shape is None else tuple(shape)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are; the CPU for a network without any."""
+        return next((p.device for p in self.parameters()), torch.device("cpu"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters; float32 for a network without any."""
+        return next((p.dtype for p in self.parameters()), torch.float32)
+
+    def extra_repr(self) -> str:
+        """The path, for ``print(model)``."""
+        path = (
+            f"{type(self.schedule).__name__}, gamma {self.gamma_min:.4g} to {self.gamma_max:.4g}"
+        )
+        return f"{path}, predicts {self.predictor}, levels={self.levels}, shape={self.shape}"
+
+    def with_net(self, net: Network) -> DiffusionODE:
+        """Another network on the same path."""
+        return DiffusionODE(
+            net,
+            self.schedule,
+            self.gamma_min,
+            self.gamma_max,
+            self.predictor,
+            self.clock,
+            self.levels,
+            self.shape,
+        )
 
     def predict(
-        self, x: Tensor, gamma: Tensor, wanted: Predictor, flag: Tensor | None = None
+        self, x: Tensor, gamma: Tensor, wanted: Predictor, **condition: Tensor | None
     ) -> Tensor:
-        """The network's answer at ``(x, gamma)``, read as ``wanted``.
+        """The network's prediction at ``(x, gamma)``, converted to ``wanted``.
 
         Args:
             x: States ``(B, *)``.
             gamma: Clock ``(B,)`` or ``()``.
             wanted: The predictor to convert to.
-            flag: Augmentation flags ``(B,)`` for networks that have them.
+            **condition: Passed on to the network; those that are ``None`` are left out.
         """
         if not x.is_floating_point():
             raise InputError(
@@ -79,19 +135,138 @@ class DiffusionODE:
                 f"gamma must be a scalar or one value for each of {x.shape[0]} states, "
                 f"got shape {tuple(gamma.shape)}"
             )
-        clock = self.clock or ScaledGamma(self.gamma_min, self.gamma_max)
-        time = clock.time(gamma).to(x.dtype).expand(x.shape[0])
-        inside = like(self.predictor.c_in(self.schedule, gamma), x) * x
-        said = self.net(inside, time) if flag is None else self.net(inside, time, flag)
-        return convert(said, x, gamma, self.schedule, self.predictor, wanted)
+        time = self.clock.time(gamma).to(x.dtype).expand(x.shape[0])
+        scaled = like(self.predictor.c_in(self.schedule, gamma), x) * x
+        given = {name: value for name, value in condition.items() if value is not None}
+        prediction = self.net(scaled, time, **given)
+        return convert(prediction, x, gamma, self.schedule, self.predictor, wanted)
 
-    def velocity(self, x: Tensor, gamma: Tensor, flag: Tensor | None = None) -> Tensor:
+    def velocity(self, x: Tensor, gamma: Tensor, **condition: Tensor | None) -> Tensor:
         r"""Drift of the ODE, :math:`\mathrm dx/\mathrm d\gamma`."""
-        return self.predict(x, gamma, VELOCITY, flag)
+        return self.predict(x, gamma, VELOCITY, **condition)
 
-    def noise(self, x: Tensor, gamma: Tensor, flag: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, gamma: Tensor, **condition: Tensor | None) -> Tensor:
+        """The same as :meth:`velocity`."""
+        return self.velocity(x, gamma, **condition)
+
+    def noise(self, x: Tensor, gamma: Tensor, **condition: Tensor | None) -> Tensor:
         r""":math:`\hat\epsilon`, what the bounds compare."""
-        return self.predict(x, gamma, NOISE, flag)
+        return self.predict(x, gamma, NOISE, **condition)
+
+    def loss(
+        self, data: Pixels, *, generator: torch.Generator | None = None, **condition: Tensor
+    ) -> Tensor:
+        """Training loss of a batch in bits/dim: one draw of the diffusion term of the SDE bound.
+
+        Noise levels are spread evenly over the batch and drawn from the designed distribution.
+
+        Args:
+            data: Integers ``(B, *)`` in ``0..levels-1``, or floats for continuous data.
+            generator: Of noise and noise levels; by default torch's global one.
+            **condition: One row for each sample, passed on to the network.
+
+        Returns:
+            A scalar with gradients.
+        """
+        from idode.batches import to_tensor
+        from idode.diffusion.noise_levels import Designed
+        from idode.diffusion.objectives import first_order
+        from idode.likelihood.dequantization import clean_data
+        from idode.numerics import nats_to_bits
+
+        x0 = clean_data(to_tensor(data).to(self.device), self.levels, self.dtype)
+        times = Designed(self.schedule, self.gamma_min, self.gamma_max).draw(len(x0), generator)
+        eps = torch.randn(x0.shape, generator=generator, dtype=x0.dtype).to(x0.device)
+        nats = first_order(self, x0, eps, times.gamma.to(x0.device), condition=condition)
+        weighted = nats / times.density.to(nats)
+        return nats_to_bits(weighted.mean(), x0[0].numel())
+
+    def log_prob(
+        self, x: Tensor, *, solver: Solver | None = None, n_probes: int = 0, **condition: Tensor
+    ) -> Tensor:
+        """Log-density of states at ``gamma_min`` in nats, ``(B,)`` float64.
+
+        Differentiable by ``x``, by the parameters and by the condition where gradients are
+        enabled and one of them requires them. :func:`idode.log_prob` gives the error and the cost
+        as well.
+
+        Args:
+            x: States ``(B, *)``: noised data, not pixels.
+            solver: By default Adams steps on a grid that is calibrated on the first states.
+            n_probes: Hutchinson probes of the divergence; 0 is the exact one.
+            **condition: One row for each state, passed on to the network.
+        """
+        from idode.likelihood.log_prob import log_prob
+
+        return log_prob(self, x, solver=solver, n_probes=n_probes, condition=condition).log_p
+
+    def bits_per_dim(
+        self, data: Pixels, settings: LikelihoodSettings | None = None, **condition: Tensor
+    ) -> BitsPerDim:
+        """Upper bound on the bits a dimension of the data costs, with its errors.
+
+        Args:
+            data: Integers in ``0..levels-1`` ``(N, *)``, array or tensor; floats for continuous
+                data.
+            settings: How, for example ``LikelihoodSettings(n_importance=5)``.
+            **condition: One row for each image, passed on to the network.
+        """
+        from idode.evaluation.likelihood import bits_per_dim
+
+        return bits_per_dim(self, data, settings, condition=condition)
+
+    def sde_bound(self, data: Pixels, *, draws: int = 16, **condition: Tensor) -> SDEBound:
+        """The variational bound of the diffusion SDE, in bits/dim, with its errors.
+
+        Args:
+            data: Integers in ``0..levels-1`` ``(N, *)``.
+            draws: Noise levels for each image, an even number.
+            **condition: One row for each image, passed on to the network.
+        """
+        from idode.evaluation.likelihood import sde_bound
+
+        return sde_bound(self, data, draws=draws, condition=condition)
+
+    @overload
+    def sample(
+        self, count: int, *, log_prob: Literal[False] = False, seed: int = 0,
+        solver: Solver | None = None, **condition: Tensor,
+    ) -> Tensor: ...  # fmt: skip
+
+    @overload
+    def sample(
+        self, count: int, *, log_prob: Literal[True], seed: int = 0,
+        solver: Solver | None = None, **condition: Tensor,
+    ) -> Samples: ...  # fmt: skip
+
+    def sample(
+        self,
+        count: int,
+        *,
+        log_prob: bool = False,
+        seed: int = 0,
+        solver: Solver | None = None,
+        **condition: Tensor,
+    ) -> Tensor | Samples:
+        """Draw from the model.
+
+        Args:
+            count: Number of samples.
+            log_prob: Also the log-density of each, from the same solve.
+            seed: Of all noise; a sample depends on it and on its index alone.
+            solver: Of the ODE; by default the paper's Dormand-Prince.
+            **condition: One row for each sample, passed on to the network.
+
+        Returns:
+            Data ``(count, *)``, uint8 for images; with ``log_prob`` :class:`Samples`, which has
+            them as ``data``.
+        """
+        from idode.sampling.samples import sample
+
+        found = sample(
+            self, count, seed=seed, solver=solver, log_prob=log_prob, condition=condition
+        )
+        return found if log_prob else found.data
 
 
 def wrap(
@@ -103,8 +278,9 @@ def wrap(
     levels: int | None = 256,
     gamma_min: float | None = None,
     gamma_max: float = 5.0,
+    shape: tuple[int, ...] | None = None,
 ) -> DiffusionODE:
-    r"""Somebody else's network as a diffusion ODE.
+    r"""A network trained elsewhere as a diffusion ODE.
 
     A velocity is taken on the given clock, :math:`\mathrm dx/\mathrm dt`, in its direction.
 
@@ -115,8 +291,9 @@ def wrap(
         clock: A name in :data:`idode.diffusion.clocks.CLOCKS` or a clock.
         levels: Grey levels of the data, ``None`` for continuous data.
         gamma_min: Start; by default the three-sigma rule for ``levels``, or the least noise the
-            clock knows where that is more.
+            clock covers where that is more.
         gamma_max: End, where the network's input is the prior.
+        shape: Of one sample.
     """
     if isinstance(clock, str):
         clock = choose("clock", clock, CLOCKS)
@@ -133,7 +310,7 @@ def wrap(
     low, high = clock.known()
     if gamma_min < low or gamma_max > high:
         raise InputError(
-            f"the network's clock knows gamma from {low:.3f} to {high:.3f}, got "
+            f"the network's clock covers gamma from {low:.3f} to {high:.3f}, got "
             f"{gamma_min:.3f} to {gamma_max:.3f}: stay inside"
         )
     return DiffusionODE(
@@ -144,4 +321,5 @@ def wrap(
         predictor=predictor,
         clock=clock,
         levels=levels,
+        shape=shape,
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from idode.diffusion.model import DiffusionODE
+from idode.diffusion.model import Condition, DiffusionODE
 from idode.diffusion.predictors import NOISE, VELOCITY, convert, target
 from idode.diffusion.schedules import Schedule
 from idode.errors import InputError
@@ -34,7 +34,7 @@ def first_order(
     eps: Tensor,
     gamma: Tensor,
     weight: Weight | None = None,
-    flag: Tensor | None = None,
+    condition: Condition | None = None,
 ) -> Tensor:
     r"""Matching loss of the model's own predictor, ``(B,)`` (math.md: matching).
 
@@ -48,10 +48,10 @@ def first_order(
         eps: Standard normal noise ``(B, *)``.
         gamma: Noise levels ``(B,)``.
         weight: Of the squared error at ``gamma``; ``None`` is the likelihood's.
-        flag: Augmentation flags ``(B,)``.
+        condition: Keyword arguments of the network, such as labels or augmentation flags.
     """
     schedule, predictor = model.schedule, model.predictor
-    said = model.predict(diffuse(x0, eps, gamma, schedule), gamma, predictor, flag)
+    said = model.predict(diffuse(x0, eps, gamma, schedule), gamma, predictor, **(condition or {}))
     error = per_sample((said - target(x0, eps, gamma, schedule, predictor)) ** 2)
     w = predictor.likelihood_weight(schedule, gamma) if weight is None else weight(gamma)
     return w.to(error.dtype) * error
@@ -76,7 +76,7 @@ def second_order(
     gamma: Tensor,
     probes: Tensor,
     unbiased: bool = False,
-    flag: Tensor | None = None,
+    condition: Condition | None = None,
 ) -> Losses:
     r"""First-order loss and the trace objective (math.md: trace-objective).
 
@@ -93,7 +93,7 @@ def second_order(
         gamma: Noise levels ``(B,)``.
         probes: Hutchinson probes ``(n, B, *)``.
         unbiased: Needs at least two probes.
-        flag: Augmentation flags ``(B,)``.
+        condition: Keyword arguments of the network, such as labels or augmentation flags.
     """
     n = len(probes)
     if unbiased and n < 2:
@@ -103,7 +103,7 @@ def second_order(
         )
     schedule, dim = model.schedule, x0[0].numel()
     xt = diffuse(x0, eps, gamma, schedule)
-    v, div = hutchinson(lambda x: model.velocity(x, gamma, flag), xt, probes)
+    v, div = hutchinson(lambda x: model.velocity(x, gamma, **(condition or {})), xt, probes)
     eps_hat = convert(v, xt, gamma, schedule, VELOCITY, NOISE)
     first = per_sample((eps - eps_hat) ** 2) / 2
     # The first-order error stands for a posterior variance here; were its gradient kept, the
@@ -123,7 +123,7 @@ def second_order_score(
     eps: Tensor,
     gamma: Tensor,
     probes: Tensor,
-    flag: Tensor | None = None,
+    condition: Condition | None = None,
 ) -> Losses:
     r"""First-order loss and second-order denoising score matching (math.md: score-hessian).
 
@@ -140,11 +140,11 @@ def second_order_score(
         eps: Standard normal noise ``(B, *)``.
         gamma: Noise levels ``(B,)``.
         probes: ``(n, B, *)``; the loss is the mean over them.
-        flag: Augmentation flags ``(B,)``.
+        condition: Keyword arguments of the network, such as labels or augmentation flags.
     """
     schedule, dim = model.schedule, x0[0].numel()
     xt = diffuse(x0, eps, gamma, schedule)
-    eps_hat, slopes = products(lambda x: model.noise(x, gamma, flag), xt, probes)
+    eps_hat, slopes = products(lambda x: model.noise(x, gamma, **(condition or {})), xt, probes)
     first = per_sample((eps - eps_hat) ** 2) / 2
     miss = (eps - eps_hat).detach()  # its gradient would reward a worse first order
     curved = -like(schedule.sigma(gamma), xt) * slopes + probes  # sigma² Hessian p + p

@@ -1,65 +1,263 @@
-"""A data set under a model: the SDE bound, the ODE value, and the paper's table of bounds."""
+"""A data set under a run: the SDE bound, the ODE value, and the paper's table of bounds."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
-import os
+import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from idode import __version__
-from idode.data import Split, default_root
+from idode.data.identity import Identity, mismatch_warning
+from idode.data.memory import Data
+from idode.data.prepared import Split
 from idode.diffusion.model import DiffusionODE
-from idode.evaluation.runner import Ledger, digest
-from idode.evaluation.store import Journal
-from idode.likelihood.bits_per_dim import BitsPerDim, LikelihoodSettings, bounds
+from idode.errors import DataWarning, InputError
+from idode.evaluation.likelihood import bits_per_dim, bounds, sde_bound
+from idode.evaluation.run_store import open_store
+from idode.evaluation.runner import BatchRunner
+from idode.likelihood.bits_per_dim import BitsPerDim
+from idode.likelihood.dequantization import (
+    Dequantization,
+    TruncatedNormal,
+    Uniform,
+    Variational,
+)
+from idode.likelihood.estimator import LikelihoodSettings
 from idode.likelihood.learned_dequantization import Learned
-from idode.ode.solvers import Adams
-from idode.runs.config import to_json
-from idode.runs.run import EVALUATIONS, Run, pretrained
+from idode.likelihood.sde_bound import SDEBound
+from idode.progress import Stages
+from idode.runs.dequantizer_file import has_dequantizer, load_dequantizer
+from idode.runs.distributed import joined
+from idode.runs.run import Parent, Run, open_run
 
-__all__ = [
-    "IMPORTANCES",
-    "PAPER_ROWS",
-    "bounds_table",
-    "model_digest",
-    "open_journal",
-    "summary",
-    "table_rows",
-]
+__all__ = ["IMPORTANCES", "Evaluation", "evaluate", "table_rows"]
 
-PAPER_ROWS = ("uniform", "variational", "tn")  # of its table of bounds, and the columns
-IMPORTANCES = (1, 5, 20)
+IMPORTANCES = (1, 5, 20)  # the columns of the paper's table of bounds
 
 
-def table_rows(learned: Learned | None) -> tuple[str, ...]:
-    """Dequantizations of the table of bounds: the paper's, and the learned one if there is."""
-    return PAPER_ROWS if learned is None else (*PAPER_ROWS, "learned")
+@dataclass(frozen=True)
+class Evaluation:
+    """Bits/dim of a data set under a run."""
+
+    run: str
+    parent: Parent | None  # what a fine-tuned run started from
+    data: Identity
+    split: str
+    sde: SDEBound | None  # None for continuous data
+    results: tuple[BitsPerDim, ...]  # one, or the table of bounds
+    device: str
+    store: Path  # keeps finished batches: the same call resumes
+
+    @property
+    def images(self) -> int:
+        """Images that were evaluated."""
+        return len(self.results[0].per_image)
+
+    @property
+    def complete(self) -> bool:
+        """False when interrupted."""
+        return all(result.complete for result in self.results)
+
+    def __str__(self) -> str:
+        sde = [] if self.sde is None else [f"SDE bound {self.sde}"]
+        ode = [f"ODE {r.settings.to_json()['dequantization']['kind']} {r}" for r in self.results]
+        return "\n".join([*sde, *ode])
+
+    def to_json(self) -> dict[str, Any]:
+        """All figures as plain values."""
+        sde = self.sde
+        terms = ("standard_error", "monte_carlo_error", "reconstruction", "prior", "diffusion")
+        return {
+            "run": self.run,
+            "parent": None if self.parent is None else dataclasses.asdict(self.parent),
+            "data": self.data.to_json(),
+            "split": self.split,
+            "images": self.images,
+            "device": self.device,
+            "results": [_result_json(result) for result in self.results],
+        } | (
+            {}
+            if sde is None
+            else {
+                "sde_bound": {
+                    "bits_per_dim": sde.mean,
+                    **{name: getattr(sde, name) for name in terms},
+                }
+            }
+        )
 
 
-def bounds_table(
+def evaluate(
+    run: Run | Path | str,
+    *,
+    data: Data | None = None,
+    split: str = "test",
+    limit: int | None = None,
+    settings: LikelihoodSettings | None = None,
+    learned: bool = False,
+    table: bool = False,
+    draws: int = 16,
+    net: nn.Module | None = None,
+    store: Path | None = None,
+    device: torch.device | str | None = None,
+    progress: bool = True,
+) -> Evaluation:
+    """Bits per dimension of a data set under a trained run, with error bars.
+
+    Finished batches are stored: after an interruption the same call resumes. Under ``torchrun``
+    the processes share the batches.
+
+    Args:
+        run: A run folder, a :class:`Run`, or ``pretrained:NAME``.
+        data: A spec, a data set, or a pair of arrays; by default that of the run.
+        split: ``test`` or ``train``.
+        limit: Only the first images; by default all.
+        settings: How the ODE value is computed.
+        learned: Use the run's learned dequantization (see :func:`idode.fit_dequantizer`).
+        table: The paper's table in place of one value: all dequantizations by K = 1, 5, 20.
+        draws: Noise levels for each image of the SDE bound.
+        net: An instance of the user's own network, for a run that was trained with one.
+        store: File of finished batches; by default in ``RUN/evaluations``.
+        device: By default the best one there is.
+        progress: Whether to show progress bars.
+
+    Returns:
+        The figures. After ``Ctrl-C`` those of the images done so far, with ``complete`` false.
+    """
+    name, run = str(run.path if isinstance(run, Run) else run), open_run(run)
+    if split not in ("test", "train"):
+        raise InputError(f"no split called {split!r}: choose one of test, train")
+    images, identity = _images(run, data, split, limit)
+    settings = settings or LikelihoodSettings()
+    with joined(device) as world:
+        model = run.model(world.device, net)
+        own = _learned(run, learned, table, world.device)
+        ways = _checked_ways(model, settings, own, learned, table)
+        depends = {
+            "settings": settings.to_json(),
+            "ways": [way.to_json() for way in ways],
+            "draws": draws,
+            "split": split,
+            "data": identity.to_json(),
+            "device": world.device.type,
+        }
+        if world.writes:
+            _warn_of_other_data(run, identity)
+        with (
+            open_store(run, model, depends, store, world.rank, own) as kept,
+            Stages(quiet=not (progress and world.writes)) as stages,
+        ):
+            runner = BatchRunner(stages, kept, world.rank, world.size)
+            try:
+                sde = _sde_value(model, images, settings, draws, runner)
+                results = _ode_values(model, images, settings, ways, table, runner)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(
+                    f"{kept.path} keeps the finished batches; re-run the command to resume"
+                ) from None
+        place = str(world.device)
+    return Evaluation(name, run.parent, identity, split, sde, tuple(results), place, kept.path)
+
+
+def _warn_of_other_data(run: Run, identity: Identity) -> None:
+    text = None if run.identity is None else mismatch_warning(run.identity, identity)
+    if text is not None:
+        warnings.warn(text, DataWarning, stacklevel=3)
+
+
+def _sde_value(
     model: DiffusionODE,
-    split: Split,
+    images: Split,
     settings: LikelihoodSettings,
-    device: torch.device | str,
-    ledger: Ledger | None = None,
-    learned: Learned | None = None,
+    draws: int,
+    runner: BatchRunner,
+) -> SDEBound | None:
+    if model.levels is None:
+        return None
+    size = settings.batch_size
+    return sde_bound(
+        model, images, draws=draws, seed=settings.seed, batch_size=size, runner=runner
+    )
+
+
+def _images(run: Run, data: Data | None, split: str, limit: int | None) -> tuple[Split, Identity]:
+    if limit is not None and limit < 1:
+        raise InputError(f"limit must be at least 1, got {limit}")
+    found = run.load_data(data)
+    images: Split = getattr(found, split)[:limit]
+    if len(images) == 0:
+        raise InputError(f"the {split} split of {found.identity} is empty: choose another")
+    return images, found.identity
+
+
+def _learned(run: Run, learned: bool, table: bool, device: torch.device) -> Learned | None:
+    """The run's dequantizer where it is asked for, or has a row in the table of bounds."""
+    if learned or (table and has_dequantizer(run)):
+        return load_dequantizer(run, device)
+    return None
+
+
+def _checked_ways(
+    model: DiffusionODE,
+    settings: LikelihoodSettings,
+    own: Learned | None,
+    learned: bool,
+    table: bool,
+) -> tuple[Dequantization, ...]:
+    """The dequantizations to use; all that is wrong with them is found before any work."""
+    if table and model.levels is None:
+        raise InputError(
+            "the table of bounds compares ways from integers to states; this data is continuous"
+        )
+    if table:
+        ways = table_rows(own, settings.dequantization)
+    elif learned and own is not None:
+        start = None if settings.dequantization is None else settings.dequantization.start
+        if start not in (None, own.start):
+            raise InputError(f"the dequantizer was trained for the start {own.start}, not {start}")
+        ways = (own,)
+    else:
+        chosen = settings.for_model(model).dequantization
+        assert chosen is not None
+        ways = (chosen,)
+    for way in ways:
+        dataclasses.replace(settings, dequantization=way).for_model(model)
+    return ways
+
+
+def table_rows(
+    learned: Learned | None, given: Dequantization | None = None
+) -> tuple[Dequantization, ...]:
+    """Dequantizations of the table of bounds: the paper's, and the learned one if there is."""
+    start = None if given is None else given.start
+    paper = (Uniform(start), Variational(start), TruncatedNormal(start))
+    return paper if learned is None else (*paper, learned)
+
+
+def _ode_values(
+    model: DiffusionODE,
+    images: Split,
+    settings: LikelihoodSettings,
+    ways: tuple[Dequantization, ...],
+    table: bool,
+    runner: BatchRunner,
 ) -> list[BitsPerDim]:
-    """Three dequantizations, or four, by K = 1, 5, 20, and all else as in ``settings``."""
+    """One value, or three or four dequantizations by K = 1, 5, 20."""
+    if not table:
+        (way,) = ways
+        chosen = dataclasses.replace(settings, dequantization=way)
+        return [bits_per_dim(model, images, chosen, runner=runner)]
     results: list[BitsPerDim] = []
-    for name in table_rows(learned):
-        chosen = dataclasses.replace(settings, dequantization=name)
+    for way in ways:
+        chosen = dataclasses.replace(settings, dequantization=way)
         try:
-            row = bounds(
-                model, split, IMPORTANCES, chosen, device=device, ledger=ledger, learned=learned
-            )
+            row = bounds(model, images, IMPORTANCES, chosen, runner=runner)
         except KeyboardInterrupt:
             if not results:
                 raise
@@ -70,84 +268,24 @@ def bounds_table(
     return results
 
 
-def summary(result: BitsPerDim) -> Mapping[str, Any]:
-    """A result as plain values for JSON."""
-    solver = result.pilot.solver
+def _result_json(result: BitsPerDim) -> Mapping[str, Any]:
+    errors = dataclasses.asdict(result.errors)
     return {
         "bits_per_dim": result.mean,
         "standard_error": result.standard_error,
-        "errors": {k: _known(v) for k, v in dataclasses.asdict(result.errors).items()},
+        "errors": {name: _or_none(value) for name, value in errors.items()},
         "nfe": result.nfe,
         "seconds": result.seconds,
         "complete": result.complete,
         "notes": list(result.notes),
-        "settings": dataclasses.asdict(result.settings),
+        "settings": result.settings.to_json(),
         "per_image": result.per_image.tolist(),
-        "solver_error": [_known(v) for v in result.solver_error.tolist()],
+        "solver_error": [_or_none(v) for v in result.solver_error.tolist()],
         "groups": result.groups,
-        "grid": list(solver.grid) if isinstance(solver, Adams) else None,
-        "order": solver.order if isinstance(solver, Adams) else None,
+        "solver": result.calibration.to_json()["solver"],
     }
 
 
-def _known(value: float) -> float | None:
+def _or_none(value: float) -> float | None:
     """JSON has no NaN."""
     return None if math.isnan(value) else value
-
-
-def model_digest(run: Run, model: DiffusionODE, learned: Learned | None = None) -> str:
-    """SHA-256 of all that a run's numbers depend on: its settings and the weights in use.
-
-    Those in memory, since training may replace the file at any time.
-
-    Args:
-        run: The run.
-        model: Its model, as loaded.
-        learned: Its dequantizer, where the numbers depend on one.
-    """
-    total = hashlib.sha256(json.dumps(to_json(run.config), sort_keys=True).encode())
-    _add_weights(total, model.net)
-    if learned is not None:
-        kind = type(learned.base).__name__
-        total.update(f"{kind} {learned.gamma} {learned.levels} {learned.flow.config}".encode())
-        _add_weights(total, learned.flow)
-    return total.hexdigest()
-
-
-def _add_weights(total: hashlib._Hash, net: object) -> None:
-    if not isinstance(net, nn.Module):
-        return  # a formula, which has none
-    for name, value in net.state_dict().items():
-        total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        total.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy())
-
-
-def open_journal(
-    run: Run,
-    model: DiffusionODE,
-    work: Mapping[str, Any],
-    file: Path | None = None,
-    rank: int = 0,
-    learned: Learned | None = None,
-) -> Journal:
-    """The journal of an evaluation of ``run`` that ``work`` describes.
-
-    By default it is in ``RUN/evaluations``, or in the cache of idode where that cannot be written,
-    under a name made from everything its numbers depend on: other weights, data or settings
-    have another journal.
-
-    Args:
-        run: The run.
-        model: Its model, as loaded.
-        work: LikelihoodSettings and data, as plain values.
-        file: Another place.
-        rank: Number of this process.
-        learned: Its dequantizer, where the numbers depend on one.
-    """
-    versions = {"idode": __version__, "torch": str(torch.__version__)}
-    header = {**versions, "model": model_digest(run, model, learned), **work}
-    if file is None:
-        own = run.path not in pretrained().values() and os.access(run.path, os.W_OK)
-        home = run.path if own else default_root()
-        file = home / EVALUATIONS / f"{digest(header)}.jsonl"
-    return Journal(file, header, rank)

@@ -18,12 +18,12 @@ from typing import IO, Any
 from idode.errors import InputError
 from idode.storage import sync_folder
 
-__all__ = ["Journal"]
+__all__ = ["JsonlStore"]
 
 FORMAT = 1
 
 
-class Journal:
+class JsonlStore:
     """The journal at ``path`` of the work that ``header`` describes, begun or gone on with.
 
     Args:
@@ -56,11 +56,11 @@ class Journal:
 
     @property
     def identity(self) -> str:
-        """Of the work."""
+        """The header as text."""
         return json.dumps(self._header, sort_keys=True)
 
     def records(self) -> list[Mapping[str, Any]]:
-        """What earlier lives have finished."""
+        """What was finished before this process started."""
         return list(self._records)
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -117,7 +117,7 @@ class Journal:
         files = (p for p in self.path.parent.iterdir() if re.fullmatch(name, p.name))
         return sorted(p for p in files if p != own)
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> JsonlStore:
         return self
 
     def __exit__(self, *raised: object) -> None:

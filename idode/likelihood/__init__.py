@@ -1,1 +1,23 @@
 """Likelihoods: from pixels to log-densities and bounds on bits per dimension."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from idode.registry import Registry
+
+if TYPE_CHECKING:
+    from idode.likelihood.dequantization import Dequantization
+
+__all__ = ["DEQUANTIZATIONS"]
+
+DEQUANTIZATIONS: Registry[type[Dequantization]] = Registry(
+    "dequantization",
+    {
+        "tn": "idode.likelihood.dequantization:TruncatedNormal",
+        "uniform": "idode.likelihood.dequantization:Uniform",
+        "variational": "idode.likelihood.dequantization:Variational",
+        "learned": "idode.likelihood.learned_dequantization:Learned",
+        "none": "idode.likelihood.dequantization:Continuous",
+    },
+)

@@ -1,35 +1,36 @@
-r"""What the first images tell about all: a step grid, what it misses, and how noisy a value is.
+r"""What the first images tell about all: a step grid, its error, and how noisy a value is.
 
-The pilot is solved on several grids to calibrate the solver, and with several probes and two
-draws of the noise, to tell the noise of dequantization from that of the probes.
+The pilot images are solved on several grids to calibrate the solver, and with several probes and
+two draws of the noise, to tell the noise of dequantization from that of the probes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from idode.batches import Batch
 from idode.diffusion.model import DiffusionODE
-from idode.likelihood.estimator import Task
-from idode.likelihood.log_prob import ode_field, prior_log_prob
+from idode.likelihood.estimator import LogWeightEstimator, image_named
+from idode.likelihood.log_prob import DensityField, prior_log_prob
 from idode.numerics import nats_to_bits
-from idode.ode.calibration import calibrate
-from idode.ode.solvers import Adams, Dopri5, Solver
+from idode.ode import SOLVERS
+from idode.ode.solvers import Solver
 
-__all__ = ["PILOT", "Pilot", "tune"]
+__all__ = ["PILOT", "SolverCalibration", "calibrate_solver"]
 
 PILOT = 8  # images
 PROBES = 3  # to see their variance
 
 
 @dataclass(frozen=True)
-class Pilot:
-    """A solver, and the errors of one draw with one probe, in bits/dim."""
+class SolverCalibration:
+    """A solver with its steps chosen, and the errors of one draw with one probe, in bits/dim."""
 
     solver: Solver
     solver_mean: float  # signed error of the pilot against twice the steps; NaN where unknown
@@ -43,78 +44,73 @@ class Pilot:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, every bit of them; :meth:`from_json` reads them back."""
-        return dataclasses.asdict(self)
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {**fields, "solver": SOLVERS.to_json(self.solver)}
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Pilot:
-        """The pilot that :meth:`to_json` wrote."""
-        plain = dict(fields["solver"])
-        if "grid" in plain:
-            solver: Solver = Adams(tuple(plain["grid"]), plain["order"])
-        else:
-            solver = Dopri5(**plain)
-        return cls(**{**fields, "solver": solver})
+    def from_json(cls, fields: Mapping[str, Any]) -> SolverCalibration:
+        """The inverse of :meth:`to_json`."""
+        return cls(**{**fields, "solver": SOLVERS.from_json(fields["solver"])})
 
 
-def tune(
-    task: Task,
-    pixels: Tensor,
-    indices: list[int],
-    tick: Callable[[int], None] | None = None,
-) -> Pilot:
-    """Calibrate the solver and measure the two sources of randomness.
+@torch.no_grad()
+def calibrate_solver(
+    estimator: LogWeightEstimator, pilot: Batch, tick: Callable[[int], None] | None = None
+) -> SolverCalibration:
+    """Choose the solver's steps and measure the two sources of randomness.
 
     Args:
-        task: The model and how it is solved.
-        pixels: The pilot's images ``(B, *)``.
-        indices: Their places in the data set.
+        estimator: The model and how it is solved.
+        pilot: Some images.
         tick: Called with the number of evaluations of the network just done.
     """
     if tick is not None:
-        task = dataclasses.replace(task, model=_counting(task.model, tick))
-    s, model, dim = task.settings, task.model, pixels[0].numel()
-    count = 0 if s.probes == 0 else max(PROBES, s.probes)
-    x, weight = task.state(pixels, indices, 0)
-    probes = task.probes(x, indices, 0, count)
-    solver: Solver = Dopri5(s.allowed, s.allowed)
-    mean, rms, scale, limit, spent = math.nan, math.nan, math.nan, math.inf, 0
-    if s.solver == "adams":
-        found = calibrate(
-            ode_field(model, None if probes is None else probes[: s.probes]),
-            x,
-            task.bridge.gamma,
-            model.gamma_max,
-            lambda z, integral: -nats_to_bits(prior_log_prob(model, z) + integral, dim),
-            s.allowed,
-        )
-        solver, limit, spent = found.solver, found.largest_gap, found.nfe
-        mean, rms, scale = found.mean_error, found.rms_error, found.error_per_gap
-    first = nats_to_bits(task.solve(x, probes, solver, limit).per_probe + weight, dim)
-    y, weight = task.state(pixels, indices, 1)
-    second = nats_to_bits(task.solve(y, probes, solver, limit).per_probe + weight, dim)
+        estimator = estimator.with_model(_counting(estimator.model, tick))
+    with image_named(pilot.indices):
+        return _calibrated(estimator, pilot)
+
+
+def _calibrated(estimator: LogWeightEstimator, pilot: Batch) -> SolverCalibration:
+    s, model, dim = estimator.settings, estimator.model, pilot.values[0].numel()
+    count = 0 if s.n_probes == 0 else max(PROBES, s.n_probes)
+    x, weight = estimator.states(pilot.values, pilot.indices, 0)
+    probes = estimator.probes(x, pilot.indices, 0, count)
+    found = s.solver.calibrate(
+        DensityField(model, None if probes is None else probes[: s.n_probes], pilot.condition),
+        x,
+        estimator.dequantization.gamma(model),
+        model.gamma_max,
+        lambda z, integral: -nats_to_bits(prior_log_prob(model, z) + integral, dim),
+    )
+
+    def bits(states: Tensor, offset: Tensor) -> Tensor:
+        solved = estimator.solve(states, probes, found.solver, found.largest_gap, pilot.condition)
+        return nats_to_bits(solved.per_probe + offset, dim)
+
+    first, second = bits(x, weight), bits(*estimator.states(pilot.values, pilot.indices, 1))
     # The same probes in both draws: their difference holds the noise of dequantization twice,
     # and of the probe only what does not cancel.
     difference = first - second
-    return Pilot(
-        solver=solver,
-        solver_mean=mean,
-        solver_rms=rms,
-        error_per_gap=scale,
-        largest_gap=limit,
+    return SolverCalibration(
+        solver=found.solver,
+        solver_mean=found.mean_error,
+        solver_rms=found.rms_error,
+        error_per_gap=found.error_per_gap,
+        largest_gap=found.largest_gap,
         noise_variance=float(difference.mean(0).square().mean() / 2),
         probe_variance=float(first.var(0).mean()) if count else 0.0,
         interaction=float(difference.var(0).mean() / 2) if count else 0.0,
-        nfe=spent,
+        nfe=found.nfe,
     )
 
 
 def _counting(model: DiffusionODE, tick: Callable[[int], None]) -> DiffusionODE:
-    """The same model; each call of its network is told."""
+    """The same model; each call of its network is counted."""
     net = model.net
 
-    def counted(*inputs: Tensor) -> Tensor:
-        found = net(*inputs)
+    def counted(*inputs: Tensor, **condition: Tensor) -> Tensor:
+        prediction: Tensor = net(*inputs, **condition)
         tick(1)
-        return found
+        return prediction
 
-    return dataclasses.replace(model, net=counted)
+    return model.with_net(counted)

@@ -13,16 +13,19 @@ from __future__ import annotations
 import abc
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from idode.diffusion.model import DiffusionODE
 from idode.diffusion.schedules import Schedule
 from idode.errors import InputError
+from idode.likelihood import DEQUANTIZATIONS
 from idode.numerics import per_sample
 
 __all__ = [
-    "DEQUANTIZATIONS",
+    "Bins",
     "Continuous",
     "Dequantization",
     "Draw",
@@ -31,8 +34,10 @@ __all__ = [
     "Variational",
     "centres",
     "check_pixels",
+    "clean_data",
     "reconstruction",
     "truncation",
+    "uniform_start",
 ]
 
 
@@ -56,6 +61,21 @@ def check_pixels(pixels: Tensor, levels: int) -> None:
 def centres(pixels: Tensor, levels: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Middle of each pixel's bin on the scale of the model, [-1, 1]."""
     return ((2 * pixels.double() + 1) / levels - 1).to(dtype)
+
+
+def clean_data(data: Tensor, levels: int | None, dtype: torch.dtype) -> Tensor:
+    """What training noises: the centres of the pixels' bins, or continuous data as it is."""
+    if levels is None:
+        if not data.is_floating_point():
+            raise InputError(f"continuous data must be floating point, got {data.dtype}")
+        return data.to(dtype)
+    check_pixels(data, levels)
+    return centres(data, levels, dtype)
+
+
+def uniform_start(levels: int) -> float:
+    """Where the model's noise has the variance of a bin, (2/L)²/12."""
+    return -2 * math.log(math.sqrt(3) * levels)
 
 
 def reconstruction(
@@ -102,57 +122,118 @@ class Draw:
     mean_weight: Tensor  # (B,) nats, its mean where it has a closed form: for K = 1
 
 
-class Dequantization(abc.ABC):
-    """A way from pixels to a state."""
+@dataclass(frozen=True)
+class Bins:
+    """Where pixels enter the clock: ``levels`` bins on [-1, 1], noised to ``gamma``."""
 
+    schedule: Schedule
     gamma: float
+    levels: int
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        """Alpha and sigma."""
+        clock = torch.tensor(self.gamma, dtype=torch.float64)
+        return float(self.schedule.alpha(clock)), float(self.schedule.sigma(clock))
+
+
+class Dequantization(abc.ABC):
+    """A way from data to a state; listed in :data:`idode.likelihood.DEQUANTIZATIONS`.
+
+    A final class is a frozen dataclass with a field ``start``: where on the clock its states are,
+    ``None`` for its usual place.
+    """
+
+    start: float | None
+    closed_form = True  # whether the mean weight of a draw is known
+
+    def gamma(self, model: DiffusionODE) -> float:
+        """Where on the model's clock the states are; refused where the model has no such place."""
+        if model.levels is None:
+            raise InputError(
+                "the model was trained on continuous data: choose dequantization none, not "
+                f"{self.name}"
+            )
+        return self._on_clock(model, self._usual_start(model, model.levels))
+
+    def bins(self, model: DiffusionODE) -> Bins:
+        """The bins of the model's data at :meth:`gamma`."""
+        gamma = self.gamma(model)
+        assert model.levels is not None
+        return Bins(model.schedule, gamma, model.levels)
+
+    def states(self, model: DiffusionODE, data: Tensor, noise: Tensor) -> Draw:
+        """One draw for each sample, on the model's clock; see :meth:`draw`."""
+        return self.draw(data, noise, self.bins(model))
 
     @abc.abstractmethod
-    def draw(self, pixels: Tensor, noise: Tensor) -> Draw:
+    def draw(self, pixels: Tensor, noise: Tensor, bins: Bins) -> Draw:
         """One draw for each image.
 
         Args:
             pixels: Integers ``(B, *)``.
             noise: Uniform numbers in (0, 1) ``(B, *)``, from which all randomness comes; the
                 states have its dtype and device.
+            bins: Where the pixels enter the clock.
         """
+
+    @property
+    def name(self) -> str:
+        """As the command line calls it."""
+        return DEQUANTIZATIONS.name_of(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, with its name as ``kind``."""
+        return DEQUANTIZATIONS.to_json(self)
+
+    def _usual_start(self, model: DiffusionODE, levels: int) -> float:
+        return model.gamma_min
+
+    def _on_clock(self, model: DiffusionODE, usual: float) -> float:
+        start = usual if self.start is None else self.start
+        if not model.gamma_min <= start < model.gamma_max:
+            raise InputError(
+                f"the start must lie on the model's clock, {model.gamma_min:.4g} to "
+                f"{model.gamma_max:.4g}, got {start:.4g}"
+            )
+        return start
 
 
 @dataclass(frozen=True)
 class TruncatedNormal(Dequantization):
     """The paper's: the model's own noise at the start, cut at the edges of the bin."""
 
-    schedule: Schedule
-    gamma: float
-    levels: int
+    start: float | None = None
 
-    def draw(self, pixels: Tensor, noise: Tensor) -> Draw:
+    def draw(self, pixels: Tensor, noise: Tensor, bins: Bins) -> Draw:
         """Noise each centre with a normal that stays in its bin."""
-        check_pixels(pixels, self.levels)
-        tau, mass = truncation(self.gamma, self.levels)
-        alpha, sigma = _scales(self.schedule, self.gamma)
+        check_pixels(pixels, bins.levels)
+        tau, mass = truncation(bins.gamma, bins.levels)
+        alpha, sigma = bins.scales
         z = math.sqrt(2) * torch.erfinv(mass * (2 * noise.double() - 1))
         dim = pixels[0].numel()
         scale = math.log(sigma * mass) + 0.5 * math.log(2 * math.pi)
         weight = per_sample(0.5 * z**2) + dim * scale
         density = math.exp(-(tau**2) / 2) / math.sqrt(2 * math.pi)
         mean = dim * (0.5 + scale - tau * density / mass)
-        x = alpha * centres(pixels, self.levels, torch.float64) + sigma * z
+        x = alpha * centres(pixels, bins.levels, torch.float64) + sigma * z
         return Draw(x.to(noise.dtype), weight, torch.full_like(weight, mean))
 
 
 @dataclass(frozen=True)
 class Uniform(Dequantization):
-    """Anywhere in the bin alike; the model is asked at a start of its own, with more noise."""
+    """Uniform noise in the bin; the model is asked at a start of its own, with more noise."""
 
-    gamma: float
-    levels: int
+    start: float | None = None
 
-    def draw(self, pixels: Tensor, noise: Tensor) -> Draw:
+    def _usual_start(self, model: DiffusionODE, levels: int) -> float:
+        return max(model.gamma_min, uniform_start(levels))
+
+    def draw(self, pixels: Tensor, noise: Tensor, bins: Bins) -> Draw:
         """The paper does not multiply by alpha here, so neither do we."""
-        check_pixels(pixels, self.levels)
-        x = (2 * (pixels.double() + noise.double())) / self.levels - 1
-        weight = x.new_full((len(x),), -x[0].numel() * math.log(self.levels / 2))
+        check_pixels(pixels, bins.levels)
+        x = (2 * (pixels.double() + noise.double())) / bins.levels - 1
+        weight = x.new_full((len(x),), -x[0].numel() * math.log(bins.levels / 2))
         return Draw(x.to(noise.dtype), weight, weight)
 
 
@@ -160,17 +241,15 @@ class Uniform(Dequantization):
 class Variational(Dequantization):
     """The model's own noise, uncut, and a softmax that guesses the pixel back."""
 
-    schedule: Schedule
-    gamma: float
-    levels: int
+    start: float | None = None
 
-    def draw(self, pixels: Tensor, noise: Tensor) -> Draw:
+    def draw(self, pixels: Tensor, noise: Tensor, bins: Bins) -> Draw:
         """Noise each centre; pay for what the noise hides."""
-        check_pixels(pixels, self.levels)
-        alpha, sigma = _scales(self.schedule, self.gamma)
+        check_pixels(pixels, bins.levels)
+        alpha, sigma = bins.scales
         z = math.sqrt(2) * torch.erfinv(2 * noise.double() - 1)
-        x = alpha * centres(pixels, self.levels, torch.float64) + sigma * z
-        recon = reconstruction(x, pixels, self.gamma, self.schedule, self.levels)
+        x = alpha * centres(pixels, bins.levels, torch.float64) + sigma * z
+        recon = reconstruction(x, pixels, bins.gamma, bins.schedule, bins.levels)
         dim = pixels[0].numel()
         scale = dim * (math.log(sigma) + 0.5 * math.log(2 * math.pi))
         return Draw(
@@ -182,22 +261,29 @@ class Variational(Dequantization):
 class Continuous(Dequantization):
     """Data that is already continuous: the density itself, at the start of the clock."""
 
-    gamma: float
+    start: float | None = None
 
-    def draw(self, pixels: Tensor, noise: Tensor) -> Draw:
-        """The data as it is; the noise is not used."""
-        if not pixels.is_floating_point():
+    def gamma(self, model: DiffusionODE) -> float:
+        """The start, by default the least noise of the model."""
+        if model.levels is not None:
             raise InputError(
-                f"continuous data must be floating point, got {pixels.dtype}: for integer "
+                f"dequantization none is for continuous data and the model's has {model.levels} "
+                "levels: choose tn or another"
+            )
+        return self._on_clock(model, model.gamma_min)
+
+    def states(self, model: DiffusionODE, data: Tensor, noise: Tensor) -> Draw:
+        """The data as it is; the noise is not used."""
+        if not data.is_floating_point():
+            raise InputError(
+                f"continuous data must be floating point, got {data.dtype}: for integer "
                 "pixels choose tn, uniform or variational dequantization"
             )
-        nothing = torch.zeros(len(pixels), dtype=torch.float64, device=pixels.device)
-        return Draw(pixels.to(noise.dtype), nothing, nothing)
+        zero = torch.zeros(len(data), dtype=torch.float64, device=data.device)
+        return Draw(data.to(noise.dtype), zero, zero)
 
-
-def _scales(schedule: Schedule, gamma: float) -> tuple[float, float]:
-    clock = torch.tensor(gamma, dtype=torch.float64)
-    return float(schedule.alpha(clock)), float(schedule.sigma(clock))
-
-
-DEQUANTIZATIONS = ("tn", "uniform", "variational", "learned", "none")
+    def draw(self, pixels: Tensor, noise: Tensor, bins: Bins) -> Draw:
+        """Continuous data has no bins."""
+        raise InputError(
+            "continuous data has no bins: use Continuous().states(model, data, noise)"
+        )

@@ -1,170 +1,184 @@
-r"""Log-weights: one draw of an image's :math:`\log p(x) + c(x)` under one set of settings.
+r"""Log-weights: draws of an image's :math:`\log p(x) + c(x)` under one set of settings.
 
-Dequantize, draw probes, solve. Bounds are means, or log-mean-exponentials, of such weights.
+Dequantize, draw probes, solve. Bounds are means, or log-mean-exponentials, of such weights
+(:mod:`idode.likelihood.bits_per_dim`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from idode import random
-from idode.diffusion.model import DiffusionODE
-from idode.errors import InputError, NumericalError, choose
-from idode.likelihood.dequantization import (
-    DEQUANTIZATIONS,
-    Continuous,
-    Dequantization,
-    TruncatedNormal,
-    Uniform,
-    Variational,
-)
-from idode.likelihood.learned_dequantization import Learned
-from idode.likelihood.log_prob import LogProb, log_prob
-from idode.ode import divergence
-from idode.ode.solvers import Adams, Solver
+from idode.batches import Batch
+from idode.diffusion.model import Condition, DiffusionODE
+from idode.errors import InputError, NumericalError
+from idode.likelihood import DEQUANTIZATIONS
+from idode.likelihood.dequantization import Continuous, Dequantization, TruncatedNormal
+from idode.likelihood.log_prob import LogProb, solve_log_prob
+from idode.numerics import like
+from idode.ode import PROBES, SOLVERS
+from idode.ode.adams import Adams
+from idode.ode.divergence import Probe, Rademacher
+from idode.ode.solvers import Solver
 
-__all__ = ["LikelihoodSettings", "Task", "dequantization_for", "uniform_start"]
+__all__ = ["BatchDraws", "LikelihoodSettings", "LogWeightEstimator", "image_named"]
 
-
-TOLERANCES = {"adams": 0.005, "dopri5": 1e-5}
+MUCH_ROUGHER = 1.5  # corrector gap over the pilot's largest at which an image is solved again
 
 
 @dataclass(frozen=True)
 class LikelihoodSettings:
-    """How a number was made; two numbers compare only where these agree.
+    """How a likelihood is computed; two values compare only where these agree.
 
     Args:
-        dequantization: tn, uniform, variational, learned, or none for continuous data.
-        importance: Draws K inside the logarithm.
+        dequantization: How integers become states. The default fits the model: the truncated
+            normal for integers, nothing for continuous data.
+        n_importance: Draws K inside the logarithm.
         closed_form: For K = 1, the closed-form entropy of the noise, as in the paper, in place
             of its log-density at the draw. The mean is the same; the drawn one cancels most of
             the noise in log p, since both see the same distance from the bin's centre.
         repeats: Independent repetitions averaged outside the logarithm.
-        probes: Hutchinson probes for each solve; 0 is the exact divergence.
-        probe: rademacher or gaussian.
-        fresh_probes: A new probe for each of the K draws. Its noise inside the logarithm
-            improves the value without being a bound, so by default an image keeps its probe.
-        solver: adams (a calibrated grid), or dopri5 (the paper's).
-        tolerance: For adams, the root mean square error of an image in bits/dim, by default
-            0.005; for dopri5, rtol and atol, by default the paper's 1e-5.
-        start: Where on the clock the pixels enter; by default ``gamma_min``, and for uniform
-            dequantization where the noise has the variance of a bin.
+        n_probes: Hutchinson probes for each solve; 0 is the exact divergence. An image keeps
+            its probes over its K draws: fresh ones would add noise inside the logarithm, which
+            improves the value without being a bound.
+        probe: Their distribution.
+        solver: Of the ODE: Adams on a calibrated grid, or the paper's Dormand-Prince.
         seed: Of dequantization and probes.
         batch_size: Images solved together; it does not change the values.
     """
 
-    dequantization: str = "tn"
-    importance: int = 1
+    dequantization: Dequantization | None = None
+    n_importance: int = 1
     closed_form: bool = False
     repeats: int = 1
-    probes: int = 1
-    probe: str = "rademacher"
-    fresh_probes: bool = False
-    solver: str = "adams"
-    tolerance: float | None = None
-    start: float | None = None
+    n_probes: int = 1
+    probe: Probe = field(default_factory=Rademacher)
+    solver: Solver = field(default_factory=Adams)
     seed: int = 0
     batch_size: int = 64
 
     def __post_init__(self) -> None:
-        if self.dequantization not in DEQUANTIZATIONS:
-            raise InputError(
-                f"no dequantization called {self.dequantization!r}: choose one of "
-                f"{', '.join(DEQUANTIZATIONS)}"
-            )
-        choose("probe", self.probe, divergence.PROBES)
-        choose("solver", self.solver, TOLERANCES)
-        if self.closed_form and self.importance > 1:
+        if self.closed_form and self.n_importance > 1:
             raise InputError(
                 "the closed-form entropy is for one draw: inside the logarithm of "
-                f"{self.importance} draws each needs its own density"
+                f"{self.n_importance} draws each needs its own density"
             )
-        if self.closed_form and self.dequantization == "learned":
-            raise InputError("a learned dequantization has no closed-form entropy: leave it off")
-        for name, least in (("importance", 1), ("repeats", 1), ("probes", 0), ("batch_size", 1)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if not 0 < self.allowed < math.inf:
-            raise InputError(f"the tolerance must be a positive number, got {self.tolerance}")
+        way = self.dequantization
+        if self.closed_form and way is not None and not way.closed_form:
+            raise InputError(
+                f"a {way.name} dequantization has no closed-form entropy: leave it off"
+            )
+        least = {"n_importance": 1, "repeats": 1, "n_probes": 0, "batch_size": 1}
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise InputError(f"{name} must be at least {low}, got {getattr(self, name)}")
         if not -(2**63) <= self.seed < 2**63:
             raise InputError(f"the seed must fit 64 bits, got {self.seed}")
 
-    @property
-    def allowed(self) -> float:
-        """The tolerance, or the solver's usual one."""
-        return TOLERANCES[self.solver] if self.tolerance is None else self.tolerance
+    def for_model(self, model: DiffusionODE) -> LikelihoodSettings:
+        """The settings with the default dequantization filled in, checked against the model."""
+        way = self.dequantization
+        if way is None:
+            way = Continuous() if model.levels is None else TruncatedNormal()
+        way.gamma(model)
+        return dataclasses.replace(self, dequantization=way)
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; parts are tables with their ``kind``."""
+        way = self.dequantization
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {
+            **fields,
+            "dequantization": None if way is None else way.to_json(),
+            "probe": PROBES.to_json(self.probe),
+            "solver": SOLVERS.to_json(self.solver),
+        }
 
-def uniform_start(levels: int) -> float:
-    """Where the model's noise has the variance of a bin, (2/L)²/12."""
-    return -2 * math.log(math.sqrt(3) * levels)
-
-
-def dequantization_for(
-    model: DiffusionODE, settings: LikelihoodSettings, learned: Learned | None = None
-) -> Dequantization:
-    """The chosen way from data to states, with its default start; ``learned`` if that is it."""
-    name = settings.dequantization
-    if name != "none" and model.levels is None:
-        raise InputError(
-            f"the model was trained on continuous data: choose dequantization none, not {name}"
-        )
-    start = model.gamma_min if settings.start is None else settings.start
-    if name == "uniform" and model.levels is not None and settings.start is None:
-        start = max(start, uniform_start(model.levels))
-    if not model.gamma_min <= start < model.gamma_max:
-        raise InputError(
-            f"the start must lie on the model's clock, {model.gamma_min:.4g} to "
-            f"{model.gamma_max:.4g}, got {start:.4g}"
-        )
-    if name == "none" or model.levels is None:
-        return Continuous(start)
-    if name == "learned":
-        return _fitting(learned, model.levels, settings.start)
-    if name == "uniform":
-        return Uniform(start, model.levels)
-    kind = {"tn": TruncatedNormal, "variational": Variational}[name]
-    return kind(model.schedule, start, model.levels)
-
-
-def _fitting(learned: Learned | None, levels: int, start: float | None) -> Learned:
-    """The dequantizer, if there is one for this data and this start."""
-    if learned is None:
-        raise InputError("a learned dequantization must be given: train one, or choose tn")
-    if learned.levels != levels or start not in (None, learned.gamma):
-        raise InputError(
-            f"the dequantizer is for {learned.levels} levels from {learned.gamma:.4g} on, got "
-            f"{levels} levels and start {start}: train one for these"
-        )
-    return learned
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> LikelihoodSettings:
+        """The inverse of :meth:`to_json`; a learned dequantization is loaded with its run."""
+        fields, way = dict(values), values["dequantization"]
+        fields["dequantization"] = None if way is None else DEQUANTIZATIONS.from_json(way)
+        fields["probe"] = PROBES.from_json(values["probe"])
+        fields["solver"] = SOLVERS.from_json(values["solver"])
+        return cls(**fields)
 
 
 @dataclass(frozen=True)
-class Task:
-    """One model under one set of settings: turns images into log-weights."""
+class BatchDraws:
+    """All draws of some images: what bounds are made of."""
+
+    log_w: Tensor  # (repeats * K, B) nats, float64
+    corrector_gap: Tensor  # (B,) mean over the draws
+    nfe: float  # evaluations of the network for one solve, mean over draws and images
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; JSON keeps every bit of a float64."""
+        gap = self.corrector_gap.tolist()
+        return {"log_w": self.log_w.tolist(), "corrector_gap": gap, "nfe": self.nfe}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> BatchDraws:
+        """The inverse of :meth:`to_json`."""
+        log_w, gap = (
+            torch.tensor(values[name], dtype=torch.float64) for name in ("log_w", "corrector_gap")
+        )
+        return cls(log_w, gap, values["nfe"])
+
+    @classmethod
+    def joined(cls, parts: Sequence[BatchDraws]) -> BatchDraws:
+        """Several batches, one after the other."""
+        images = [len(part.corrector_gap) for part in parts]
+        evaluations = sum(part.nfe * n for part, n in zip(parts, images, strict=True))
+        log_w = torch.cat([part.log_w for part in parts], dim=1)
+        gap = torch.cat([part.corrector_gap for part in parts])
+        return cls(log_w, gap, evaluations / sum(images))
+
+
+@dataclass(frozen=True)
+class LogWeightEstimator:
+    """One model under one set of settings: turns images into log-weights.
+
+    Args:
+        model: The diffusion ODE.
+        settings: Those of :meth:`LikelihoodSettings.for_model`.
+        dtype: Of states and network; log-densities are float64 always.
+    """
 
     model: DiffusionODE
     settings: LikelihoodSettings
-    bridge: Dequantization
-    dtype: torch.dtype
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def dequantization(self) -> Dequantization:
+        """The way from data to states."""
+        assert self.settings.dequantization is not None
+        return self.settings.dequantization
+
+    def with_model(self, model: DiffusionODE) -> LogWeightEstimator:
+        """The same settings for another model."""
+        return dataclasses.replace(self, model=model)
 
     @torch.no_grad()
-    def state(self, pixels: Tensor, indices: Sequence[int], repeat: int) -> tuple[Tensor, Tensor]:
+    def states(self, data: Tensor, indices: Sequence[int], repeat: int) -> tuple[Tensor, Tensor]:
         """States ``(B, *)`` and the weights ``(B,)`` that make bounds of their log-densities."""
-        shape = pixels.shape[1:]
+        shape = data.shape[1:]
         noise = random.per_image(
             lambda g: random.uniform(shape, g),
             indices,
             seed=self.settings.seed,
             purpose=random.NOISE,
             repeat=repeat,
-        ).to(pixels.device)
-        drawn = self.bridge.draw(pixels, noise)
+        ).to(data.device)
+        drawn = self.dequantization.states(self.model, data, noise)
         weight = drawn.mean_weight if self.settings.closed_form else drawn.weight
         return drawn.x.to(self.dtype), weight
 
@@ -172,10 +186,9 @@ class Task:
         """Probes ``(count, B, *)``, or ``None`` for the exact divergence."""
         if count == 0:
             return None
-        probe = divergence.PROBES[self.settings.probe]
         one = torch.empty(x.shape[1:], dtype=x.dtype)
         drawn = random.per_image(
-            lambda g: probe(count, one, g),
+            lambda g: self.settings.probe.draw(count, one, g),
             indices,
             seed=self.settings.seed,
             purpose=random.PROBE,
@@ -183,31 +196,85 @@ class Task:
         )
         return drawn.transpose(0, 1).to(x.device)
 
+    @torch.no_grad()
     def solve(
-        self, x: Tensor, probes: Tensor | None, solver: Solver, largest_gap: float
+        self,
+        x: Tensor,
+        probes: Tensor | None,
+        solver: Solver,
+        largest_gap: float,
+        condition: Condition,
     ) -> LogProb:
         """Log-density; samples much rougher than the pilot are solved again on finer grids."""
-        found = log_prob(self.model, x, start=self.bridge.gamma, solver=solver, probes=probes)
-        if not isinstance(solver, Adams) or len(solver.grid) > 2048:
-            return found
-        rough = found.corrector_gap > 1.5 * largest_gap
-        if not bool(rough.any()):
+        start = self.dequantization.gamma(self.model)
+        found = solve_log_prob(
+            self.model, x, solver, probes=probes, start=start, condition=condition
+        )
+        rough = found.corrector_gap > MUCH_ROUGHER * largest_gap
+        finer = solver.refined() if bool(rough.any()) else None
+        if finer is None:
             return found
         some = None if probes is None else probes[:, rough]
+        few = {name: value[rough] for name, value in condition.items()}
         try:
-            again = self.solve(x[rough], some, solver.refined(), largest_gap)
+            again = self.solve(x[rough], some, finer, largest_gap, few)
         except NumericalError as error:
             which = None if error.sample is None else int(rough.nonzero()[error.sample, 0])
             raise NumericalError(str(error), sample=which) from error
-        per_probe, z, corrector_gap = (
-            found.per_probe.clone(),
-            found.z.clone(),
-            found.corrector_gap.clone(),
-        )
-        per_probe[:, rough], z[rough], corrector_gap[rough] = (
-            again.per_probe,
-            again.z,
-            again.corrector_gap,
-        )
         nfe = found.nfe + again.nfe * float(rough.double().mean())
-        return LogProb(per_probe.mean(0), per_probe, z, nfe, corrector_gap)
+        return _replaced(found, again, rough, nfe)
+
+    def draws(self, batch: Batch, solver: Solver, largest_gap: float = math.inf) -> BatchDraws:
+        """Solve every draw of a batch.
+
+        One after the other, so that memory does not grow with K; but where the images are few
+        and leave room in a batch, several of their draws are solved together.
+
+        Args:
+            batch: Images, their places in the data set, and their condition.
+            solver: With its steps chosen.
+            largest_gap: Of its calibration; images far above it are solved on finer grids.
+        """
+        s = self.settings
+        count, together = s.repeats * s.n_importance, max(1, s.batch_size // len(batch.values))
+        log_w, gaps, nfe = [], [], 0.0
+        for first in range(0, count, together):
+            block = range(first, min(count, first + together))
+            drawn = [self.states(batch.values, batch.indices, draw) for draw in block]
+            x, weight = (torch.cat(part) for part in zip(*drawn, strict=True))
+            numbers = [draw // s.n_importance for draw in block]  # one probe for K draws
+            each = [self.probes(drawn[0][0], batch.indices, k, s.n_probes) for k in numbers]
+            probes = torch.cat([p for p in each if p is not None], dim=1) if s.n_probes else None
+            condition = {
+                name: torch.cat([value] * len(block)) for name, value in batch.condition.items()
+            }
+            with image_named(batch.indices):
+                found = self.solve(x, probes, solver, largest_gap, condition)
+            log_w.append((found.log_p + weight).reshape(len(block), -1).cpu())
+            gaps.append(found.corrector_gap.reshape(len(block), -1).cpu())
+            nfe += found.nfe * len(block)
+        return BatchDraws(torch.cat(log_w), torch.cat(gaps).mean(0), nfe / count)
+
+
+def _replaced(found: LogProb, again: LogProb, rough: Tensor, nfe: float) -> LogProb:
+    """The first solve with the rough samples taken from the second."""
+    per_probe = found.per_probe.masked_scatter(rough.expand_as(found.per_probe), again.per_probe)
+    return LogProb(
+        log_p=per_probe.mean(0),
+        per_probe=per_probe,
+        z=found.z.masked_scatter(like(rough, found.z).bool().expand_as(found.z), again.z),
+        nfe=nfe,
+        corrector_gap=found.corrector_gap.masked_scatter(rough, again.corrector_gap),
+        solver_error=found.solver_error.masked_scatter(rough, again.solver_error),
+    )
+
+
+@contextlib.contextmanager
+def image_named(indices: Sequence[int]) -> Iterator[None]:
+    """Say which image a failed solve was about; several draws of each may be in one batch."""
+    try:
+        yield
+    except NumericalError as error:
+        some = f"one of the images {indices[0]} to {indices[-1]}"
+        image = some if error.sample is None else f"image {indices[error.sample % len(indices)]}"
+        raise NumericalError(f"{image}: {error}", sample=error.sample) from error

@@ -7,14 +7,15 @@ identity, so that learning starts from the base.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from idode.diffusion.schedules import Schedule
-from idode.errors import choose
+from idode.diffusion.model import DiffusionODE
+from idode.errors import InputError
 from idode.likelihood.dequantization import (
+    Bins,
     Dequantization,
     Draw,
     TruncatedNormal,
@@ -24,35 +25,51 @@ from idode.likelihood.dequantization import (
 )
 from idode.nets.bin_flow import BinFlow
 
-__all__ = ["BASES", "Learned", "base"]
+__all__ = ["BASES", "Learned"]
 
-BASES: dict[str, Callable[[Schedule, float, int], Dequantization]] = {
+BASES: dict[str, type[TruncatedNormal] | type[Uniform]] = {
     "tn": TruncatedNormal,
-    "uniform": lambda schedule, gamma, levels: Uniform(gamma, levels),
+    "uniform": Uniform,
 }
-
-
-def base(name: str, schedule: Schedule, gamma: float, levels: int) -> Dequantization:
-    """What a fresh flow is, by name."""
-    return choose("base", name, BASES)(schedule, gamma, levels)
 
 
 @dataclass(frozen=True)
 class Learned(Dequantization):
-    """Noise inside the bin that a flow chose for the image."""
+    """Noise inside the bin that a flow chose for the image.
+
+    Args:
+        base: What a fresh flow is; its start says where on the clock the flow was trained.
+        flow: Bends the uniform noise.
+        levels: Grey levels of the data it was trained on.
+    """
 
     base: Dequantization
     flow: BinFlow
     levels: int
-    gamma: float = field(init=False)
+    closed_form = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "gamma", self.base.gamma)
+    @property
+    def start(self) -> float | None:  # type: ignore[override]
+        """That of the base."""
+        return self.base.start
 
-    def draw(self, pixels: Tensor, noise: Tensor) -> Draw:
+    def to_json(self) -> dict[str, Any]:
+        """Its kind and what it is for; the weights are in the run."""
+        return {"kind": self.name, "base": self.base.to_json(), "levels": self.levels}
+
+    def gamma(self, model: DiffusionODE) -> float:
+        """That of the base, for data of its own number of levels."""
+        if model.levels != self.levels:
+            raise InputError(
+                f"the dequantizer is for {self.levels} levels, and the model's data has "
+                f"{model.levels}: train one for these"
+            )
+        return self.base.gamma(model)
+
+    def draw(self, pixels: Tensor, noise: Tensor, bins: Bins) -> Draw:
         """Bend the noise, then draw from the base; no mean is known in closed form."""
         check_pixels(pixels, self.levels)
         bent, log_slope = self.flow(noise, centres(pixels, self.levels, noise.dtype))
-        drawn = self.base.draw(pixels, bent)
+        drawn = self.base.draw(pixels, bent, bins)
         weight = drawn.weight + log_slope.double()
         return Draw(drawn.x, weight, weight)

@@ -8,25 +8,24 @@ r"""The SDE's variational bound: reconstruction, prior and diffusion (math.md: s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from idode import random
-from idode.batches import IndexedBatches, Pixels
+from idode.batches import Batch
 from idode.diffusion.model import DiffusionODE
 from idode.diffusion.noise_levels import Designed, NoiseLevelDistribution
 from idode.diffusion.objectives import diffuse, first_order
 from idode.errors import InputError
-from idode.evaluation.runner import Ledger, Record, digest
 from idode.likelihood.dequantization import centres, check_pixels, reconstruction
 from idode.numerics import nats_to_bits, per_sample
 
-__all__ = ["SDEBound", "sde_bound"]
+__all__ = ["SDEBound", "SDEBoundEstimator"]
 
-QUANTILES = 64  # by which a density is told from others
+QUANTILES = 64  # by which a distribution is told from others
 
 
 @dataclass(frozen=True)
@@ -43,158 +42,123 @@ class SDEBound:
     nfe: int
     seconds: float  # spent on computing, by all processes together
 
+    def __str__(self) -> str:
+        return f"{self.mean:.4f} ± {self.standard_error:.4f} bits/dim"
 
-def sde_bound(
-    model: DiffusionODE,
-    pixels: Pixels,
-    *,
-    draws: int = 8,
-    density: NoiseLevelDistribution | None = None,
-    standard_prior: bool = False,
-    seed: int = 0,
-    first_index: int = 0,
-    batch_size: int = 128,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str | None = None,
-    progress: Callable[[int], None] | None = None,
-    ledger: Ledger | None = None,
-) -> SDEBound:
-    """Monte-Carlo estimate of the variational bound of the diffusion SDE.
+
+@dataclass(frozen=True)
+class SDEBoundEstimator:
+    r"""Monte-Carlo estimate of the variational bound of the diffusion SDE.
+
+    The prior is that of the ODE, :math:`\mathcal N(0, \sigma_{\max}^2 I)`.
 
     Args:
         model: Its network as a noise predictor, whatever it predicts.
-        pixels: Integers in ``0..levels-1`` ``(N, *)``, a tensor or an array.
         draws: Noise levels for each image, even: two independent sets, each stratified over
             the clock; their difference tells the Monte-Carlo error.
-        density: Of the noise levels; by default the designed one.
-        standard_prior: Use N(0, I) as VDM does, in place of the ODE's N(0, sigma² I). It costs
-            0.0085 bits/dim for SP at gamma_max = 5.
-        seed: Of times and noise; an image's draws depend on its index, not on its batch.
-        first_index: Place of the first image in its data set.
-        batch_size: Images evaluated together.
+        distribution: Of the noise levels; by default the designed one.
+        seed: Of noise levels and noise; an image's draws depend on its index, not on its batch.
         dtype: Of the network's input.
-        device: Where the network is; by default where ``pixels`` are.
-        progress: Called with the number of images just done.
-        ledger: Knows batches that are done already, see :mod:`idode.evaluation.runner`.
     """
-    if model.levels is None:
-        raise InputError("the SDE bound is for integer data; this model has continuous data")
-    if draws < 2 or draws % 2 or len(pixels) == 0:
-        raise InputError(
-            f"need an even number of draws and at least one image, got {draws} and {len(pixels)}"
+
+    model: DiffusionODE
+    draws: int = 16
+    distribution: NoiseLevelDistribution | None = None
+    seed: int = 0
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        if self.model.levels is None:
+            raise InputError("the SDE bound is for integer data; this model has continuous data")
+        if self.draws < 2 or self.draws % 2:
+            raise InputError(f"draws: must be even and at least 2, got {self.draws}")
+
+    @property
+    def levels(self) -> int:
+        """Grey levels of the data."""
+        assert self.model.levels is not None
+        return self.model.levels
+
+    def terms(self, batch: Batch) -> Tensor:
+        """Nats ``(3 + draws, B)``: two draws of the reconstruction, the prior, the diffusion."""
+        check_pixels(batch.values, self.levels)
+        diffusion = [self._diffusion(batch, k) for k in range(self.draws)]
+        recon = [self._reconstruction(batch, half) for half in (0, 1)]
+        return torch.stack([*recon, self._prior(batch.values), *diffusion]).cpu()
+
+    def bound(self, terms: Sequence[Tensor], dim: int, seconds: float = 0.0) -> SDEBound:
+        """The bound from the terms of all batches, and its error."""
+        bits = nats_to_bits(torch.cat(list(terms), dim=1), dim)
+        recon, prior, diffusion = bits[:2], bits[2], bits[3:]
+        per_image = recon.mean(0) + prior + diffusion.mean(0)
+        n = per_image.numel()
+        halves = [recon[i] + diffusion[i::2].mean(0) for i in (0, 1)]
+        drawn = math.sqrt(float(((halves[0] - halves[1]) / 2).square().mean()) / n)
+        return SDEBound(
+            mean=float(per_image.mean()),
+            standard_error=math.sqrt(float(per_image.var()) / n) if n > 1 else drawn,
+            monte_carlo_error=drawn,
+            reconstruction=float(recon.mean()),
+            prior=float(prior.mean()),
+            diffusion=float(diffusion.mean()),
+            per_image=per_image,
+            nfe=self.draws,
+            seconds=seconds,
         )
-    levels, rows = model.levels, IndexedBatches(pixels, batch_size, first_index, device)
-    times = density or Designed(model.schedule, model.gamma_min, model.gamma_max)
 
-    def terms(number: int) -> Record:
-        chunk, indices = rows.part(number)
-        check_pixels(chunk, levels)
-        diffusion = [
-            _diffusion(model, chunk, indices, k, draws, times, seed, dtype) for k in range(draws)
-        ]
-        recon = [_reconstruction(model, chunk, indices, half, seed) for half in (0, 1)]
-        found = torch.stack([*recon, _prior(model, chunk, standard_prior), *diffusion])
-        return {"terms": found.tolist()}
+    @torch.no_grad()
+    def identity(self) -> dict[str, object]:
+        """Plain values that the terms depend on besides the model and the data.
 
-    given = {
-        "draws": draws,
-        "density": None if density is None else _plain(density),
-        "standard_prior": standard_prior,
-        "seed": seed,
-        "first_index": first_index,
-        "batch_size": batch_size,
-        "dtype": str(dtype),
-    }
-    ledger = ledger or Ledger()
-    done = ledger.each("SDE bound", rows.sizes, terms, progress, digest(given))
-    if not done.complete:
-        raise KeyboardInterrupt
-    found = [torch.tensor(record["terms"], dtype=torch.float64) for record in done.records]
-    seconds = sum(record["seconds"] for record in done.records)
-    return _result(
-        nats_to_bits(torch.cat(found, dim=1), math.prod(pixels.shape[1:])), draws, seconds
-    )
+        A distribution of any kind is known by some of its quantiles.
+        """
+        within = torch.linspace(0, 1, QUANTILES + 2, dtype=torch.float64)[1:-1]
+        levels = None if self.distribution is None else self.distribution.quantile(within).tolist()
+        return {
+            "draws": self.draws,
+            "distribution": levels,
+            "seed": self.seed,
+            "dtype": str(self.dtype),
+        }
 
+    def _prior(self, pixels: Tensor) -> Tensor:
+        """KL from the noised data at the end of the clock to the prior, ``(B,)``."""
+        end = torch.tensor(self.model.gamma_max, dtype=torch.float64)
+        ratio = float(torch.exp(-end / 2))  # alpha over sigma
+        return 0.5 * per_sample((ratio * centres(pixels, self.levels, torch.float64)) ** 2)
 
-@torch.no_grad()
-def _plain(density: NoiseLevelDistribution) -> list[float]:
-    """Some of its quantiles: a density of any kind is known by what it draws."""
-    within = torch.linspace(0, 1, QUANTILES + 2, dtype=torch.float64)[1:-1]
-    return [float(gamma) for gamma in density.quantile(within)]
+    def _reconstruction(self, batch: Batch, half: int) -> Tensor:
+        """Minus the log-probability of the pixels given one noisy state, ``(B,)``."""
+        model, pixels = self.model, batch.values
+        eps = random.per_image(
+            lambda g: _normal(pixels.shape[1:], g),
+            batch.indices,
+            seed=self.seed,
+            purpose=random.RECONSTRUCTION,
+            repeat=half,
+        ).to(pixels.device)
+        start = torch.tensor(model.gamma_min, dtype=torch.float64, device=pixels.device)
+        x = diffuse(centres(pixels, self.levels, torch.float64), eps, start, model.schedule)
+        return -reconstruction(x, pixels, model.gamma_min, model.schedule, self.levels)
 
-
-def _prior(model: DiffusionODE, pixels: Tensor, standard: bool) -> Tensor:
-    """KL from the noised data at the end of the clock to the prior, ``(B,)``."""
-    assert model.levels is not None
-    end = torch.tensor(model.gamma_max, dtype=torch.float64)
-    log_sigma = 0.0 if standard else float(model.schedule.log_sigma(end))
-    x0 = centres(pixels, model.levels, torch.float64)
-    log_ratio = float(model.schedule.log_sigma(end)) - log_sigma  # own over prior's scale
-    mean = float(model.schedule.alpha(end)) * math.exp(-log_sigma) * x0
-    return 0.5 * per_sample(mean**2 + math.exp(2 * log_ratio) - 1 - 2 * log_ratio)
+    @torch.no_grad()
+    def _diffusion(self, batch: Batch, k: int) -> Tensor:
+        """The diffusion term from draw ``k`` of each image, in stratum ``k // 2`` of the clock."""
+        model, pixels = self.model, batch.values
+        levels = self.distribution or Designed(model.schedule, model.gamma_min, model.gamma_max)
+        drawn = random.per_image(
+            lambda g: torch.cat([random.uniform((1,), g), _normal(pixels.shape[1:], g).flatten()]),
+            batch.indices,
+            seed=self.seed,
+            purpose=random.DIFFUSION,
+            repeat=k,
+        ).to(pixels.device)
+        at = levels.at((drawn[:, 0] + k // 2) / (self.draws // 2))
+        eps = drawn[:, 1:].reshape(pixels.shape).to(self.dtype)
+        x0 = centres(pixels, self.levels, self.dtype)
+        nats = first_order(model, x0, eps, at.gamma, condition=batch.condition)
+        return nats.double() / at.density
 
 
 def _normal(shape: torch.Size, generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
-def _reconstruction(
-    model: DiffusionODE, pixels: Tensor, indices: list[int], half: int, seed: int
-) -> Tensor:
-    """Minus the log-probability of the pixels given one noisy state, ``(B,)``."""
-    assert model.levels is not None
-    eps = random.per_image(
-        lambda g: _normal(pixels.shape[1:], g),
-        indices,
-        seed=seed,
-        purpose=random.RECONSTRUCTION,
-        repeat=half,
-    ).to(pixels.device)
-    start = torch.tensor(model.gamma_min, dtype=torch.float64, device=pixels.device)
-    x = diffuse(centres(pixels, model.levels, torch.float64), eps, start, model.schedule)
-    return -reconstruction(x, pixels, model.gamma_min, model.schedule, model.levels)
-
-
-@torch.no_grad()
-def _diffusion(
-    model: DiffusionODE,
-    pixels: Tensor,
-    indices: list[int],
-    k: int,
-    draws: int,
-    times: NoiseLevelDistribution,
-    seed: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    """The diffusion term from draw ``k`` of each image, in stratum ``k // 2`` of the clock."""
-    assert model.levels is not None
-    drawn = random.per_image(
-        lambda g: torch.cat([random.uniform((1,), g), _normal(pixels.shape[1:], g).flatten()]),
-        indices,
-        seed=seed,
-        purpose=random.DIFFUSION,
-        repeat=k,
-    ).to(pixels.device)
-    at = times.at((drawn[:, 0] + k // 2) / (draws // 2))
-    eps = drawn[:, 1:].reshape(pixels.shape).to(dtype)
-    x0 = centres(pixels, model.levels, dtype)
-    return first_order(model, x0, eps, at.gamma).double() / at.density
-
-
-def _result(terms: Tensor, draws: int, seconds: float) -> SDEBound:
-    recon, prior, diffusion = terms[:2], terms[2], terms[3:]
-    per_image = recon.mean(0) + prior + diffusion.mean(0)
-    n = per_image.numel()
-    halves = [recon[i] + diffusion[i::2].mean(0) for i in (0, 1)]
-    drawn = math.sqrt(float(((halves[0] - halves[1]) / 2).square().mean()) / n)
-    return SDEBound(
-        mean=float(per_image.mean()),
-        standard_error=math.sqrt(float(per_image.var()) / n) if n > 1 else drawn,
-        monte_carlo_error=drawn,
-        reconstruction=float(recon.mean()),
-        prior=float(prior.mean()),
-        diffusion=float(diffusion.mean()),
-        per_image=per_image,
-        nfe=draws,
-        seconds=seconds,
-    )

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from idode.errors import InputError
-from idode.ode.solvers import GRADED, Adams, Field, Trace, lagrange_weights, uniform_grid
+from idode.ode.adams import GRADED, Adams, Trace
+from idode.ode.quadrature import lagrange_weights
+from idode.ode.solvers import Calibration, Field, Value
 
-__all__ = ["Calibration", "calibrate"]
+__all__ = ["calibrate"]
 
 FIRST, MOST_STEPS = 32, 1024  # a smooth network needs fewer than the first
 SLOW = 1.0  # order of convergence: of a smooth field it is four or so, of a rough one a half
@@ -28,24 +28,12 @@ ROUGH = 256  # steps from which slow convergence tells: fewer may just not see a
 ORDERS = (3, 4)  # rough fields favour the longer memory, smooth ones the shorter
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """A solver and what it is known to miss, in the units of the value it was tuned for."""
-
-    solver: Adams
-    mean_error: float  # of the pilot against twice the steps, signed
-    rms_error: float  # per sample
-    error_per_gap: float  # scales a sample's corrector_gap to its likely error
-    largest_gap: float  # of the pilot; far above it, a sample deserves a finer grid
-    nfe: int  # spent on calibrating, for each pilot sample
-
-
 def calibrate(
     field: Field,
     x: Tensor,
     start: float,
     end: float,
-    value: Callable[[Tensor, Tensor], Tensor],
+    value: Value,
     tolerance: float,
 ) -> Calibration:
     """Find the cheapest grid whose per-sample error on ``x`` is below ``tolerance``.
@@ -66,19 +54,22 @@ def calibrate(
         raise InputError(f"the solver's tolerance must be positive, got {tolerance}")
     steps = FIRST
     orders: tuple[int, ...] = ORDERS
-    trace = Adams(uniform_grid(steps)).trace(field, x, start, end)
+    trace = Adams(steps=steps).trace(field, x, start, end)
     best: Calibration | None = None
     spent = len(trace.nodes)
     earlier: Calibration | None = None
     for _ in range(8):
         grid = _grid(_density(trace), steps)
-        trace = Adams(grid).refined().trace(field, x, start, end)
+        trace = _halved(grid).trace(field, x, start, end)
         spent += len(trace.nodes)
         truth = value(trace.x, trace.integral())
-        tried = [_try(Adams(grid, order), field, x, start, end, value, truth) for order in orders]
+        tried = [
+            _try(Adams(grid=grid, order=order), field, x, start, end, value, truth)
+            for order in orders
+        ]
         spent += len(tried) * (steps + GRADED + 1)
         found = min(tried, key=lambda trial: trial.rms_error)
-        orders = (found.solver.order,)
+        orders = (_adams(found).order,)
         met = found.rms_error <= tolerance
         if best is None or met or found.rms_error < best.rms_error:
             best = found
@@ -96,9 +87,20 @@ def calibrate(
     return dataclasses.replace(best, nfe=spent)
 
 
+def _halved(grid: tuple[float, ...]) -> Adams:
+    finer = Adams(grid=grid).refined()
+    assert finer is not None
+    return finer
+
+
+def _adams(found: Calibration) -> Adams:
+    assert isinstance(found.solver, Adams)
+    return found.solver
+
+
 def _order(coarse: Calibration, fine: Calibration) -> float:
     """The power of the step size with which the error fell."""
-    steps = len(fine.solver.grid) / len(coarse.solver.grid)
+    steps = len(_adams(fine).fractions) / len(_adams(coarse).fractions)
     return math.log(coarse.rms_error / max(fine.rms_error, 1e-300)) / math.log(steps)
 
 
@@ -108,7 +110,7 @@ def _try(
     x: Tensor,
     start: float,
     end: float,
-    value: Callable[[Tensor, Tensor], Tensor],
+    value: Value,
     truth: Tensor,
 ) -> Calibration:
     """What a solver misses of the values of a finer one."""

@@ -7,42 +7,48 @@ flow through the estimate where they are enabled, which the second-order objecti
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from idode.errors import InputError
 
-__all__ = ["PROBES", "Probe", "exact", "gaussian", "hutchinson", "products", "rademacher"]
+__all__ = ["Gaussian", "Probe", "Rademacher", "exact", "hutchinson", "products"]
 
 Field = Callable[[Tensor], Tensor]
 
 
-class Probe(Protocol):
-    """Draws probes of mean 0 and covariance I."""
+class Probe(abc.ABC):
+    """A distribution of probes with mean 0 and covariance I (:data:`idode.ode.PROBES`)."""
 
-    def __call__(self, n: int, x: Tensor, generator: torch.Generator | None) -> Tensor:
+    @abc.abstractmethod
+    def draw(self, n: int, x: Tensor, generator: torch.Generator | None) -> Tensor:
         """``n`` probes for each sample of ``x``, shape ``(n, B, *)``."""
-        ...
 
 
-def rademacher(n: int, x: Tensor, generator: torch.Generator | None) -> Tensor:
+@dataclass(frozen=True)
+class Rademacher(Probe):
     """Signs: the smallest variance among independent probes, none at all on a diagonal."""
-    device = x.device if generator is None else generator.device
-    bits = torch.randint(0, 2, (n, *x.shape), generator=generator, device=device)
-    return (2 * bits - 1).to(device=x.device, dtype=x.dtype)
+
+    def draw(self, n: int, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Each entry -1 or 1."""
+        device = x.device if generator is None else generator.device
+        bits = torch.randint(0, 2, (n, *x.shape), generator=generator, device=device)
+        return (2 * bits - 1).to(device=x.device, dtype=x.dtype)
 
 
-def gaussian(n: int, x: Tensor, generator: torch.Generator | None) -> Tensor:
+@dataclass(frozen=True)
+class Gaussian(Probe):
     """Normal probes, as in FFJORD and ScoreSDE."""
-    device = x.device if generator is None else generator.device
-    probe = torch.randn((n, *x.shape), generator=generator, device=device, dtype=x.dtype)
-    return probe.to(x.device)
 
-
-PROBES: dict[str, Probe] = {"rademacher": rademacher, "gaussian": gaussian}
+    def draw(self, n: int, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Standard normal entries."""
+        device = x.device if generator is None else generator.device
+        probe = torch.randn((n, *x.shape), generator=generator, device=device, dtype=x.dtype)
+        return probe.to(x.device)
 
 
 def products(f: Field, x: Tensor, probes: Tensor) -> tuple[Tensor, Tensor]:

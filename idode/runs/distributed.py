@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from idode.errors import InputError
 
-__all__ = ["World", "joined"]
+__all__ = ["World", "best_device", "joined"]
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class World:
         return nullcontext()
 
 
-def pick_device(name: str | None, local_rank: int) -> torch.device:
-    """The named device, else the GPU of this process, else the CPU."""
+def best_device(name: torch.device | str | None = None) -> torch.device:
+    """The named device; by default the best there is: a GPU, else the CPU."""
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -100,15 +100,19 @@ def pick_device(name: str | None, local_rank: int) -> torch.device:
         unknown = "Expected one of" in reason  # and a list of twenty kinds of device
         why = "there is no such kind" if unknown else reason
         raise InputError(f"--device {name} cannot be used ({why}): use {there}") from None
-    return torch.device("cuda", local_rank) if name == "cuda" else device
+    if device.type == "meta":
+        raise InputError("--device meta cannot be used (it holds no numbers): use cpu or cuda")
+    return device
 
 
 @contextmanager
-def joined(device: str | None = None) -> Iterator[World]:
+def joined(device: torch.device | str | None = None) -> Iterator[World]:
     """This process's place among those ``torchrun`` started; alone where there are none."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
-    place = pick_device(device, local)
+    place = best_device(device)
+    if place == torch.device("cuda"):
+        place = torch.device("cuda", local)
     if size == 1:
         yield World(place)
         return

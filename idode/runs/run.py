@@ -13,6 +13,7 @@ Nothing in it is pickled.
 
 from __future__ import annotations
 
+import copy
 import json
 import shlex
 from collections.abc import Mapping
@@ -25,17 +26,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from idode import __version__
+from idode.data.identity import Identity
+from idode.data.memory import MEMORY, Data, as_dataset
+from idode.data.prepared import Dataset
 from idode.diffusion.clocks import ScaledGamma
-from idode.runs.config import Config, from_json, to_json
-from idode.data import Identity
-from idode.storage import checksum, replace, write_atomically
-from idode.errors import InputError, choose
 from idode.diffusion.model import DiffusionODE
-from idode.nets.mlp import MLP
-from idode.nets.unet import UNet
-from idode.nets.config import UNetConfig
 from idode.diffusion.predictors import named
 from idode.diffusion.schedules import SCHEDULES, start_gamma
+from idode.errors import InputError, choose
+from idode.nets.config import CustomNetConfig, UNetConfig
+from idode.nets.mlp import MLP
+from idode.nets.unet import UNet
+from idode.runs import SHIPPED, pretrained
+from idode.runs.config import Config, from_json, to_json
+from idode.runs.distributed import best_device
+from idode.storage import checksum, replace, write_atomically
 
 __all__ = [
     "Parent",
@@ -43,13 +48,13 @@ __all__ = [
     "build_net",
     "diffusion_ode",
     "holds_run",
+    "load",
     "open_run",
     "save_model",
     "save_tensors",
-    "typed",
+    "shell_command",
 ]
 
-SHIPPED = "pretrained:"
 FORMAT = 1
 CONFIG, METRICS, MODEL = "config.json", "metrics.jsonl", "model.safetensors"
 CHECKPOINTS, SAMPLES, EVALUATIONS = "checkpoints", "samples", "evaluations"
@@ -57,8 +62,21 @@ REPORT = "report"
 CHECKPOINT = "step-"  # begins the name of each
 
 
-def build_net(config: Config, generator: torch.Generator | None = None) -> UNet | MLP:
-    """A fresh network."""
+def build_net(
+    config: Config, generator: torch.Generator | None = None, net: nn.Module | None = None
+) -> nn.Module:
+    """A fresh network of the configuration, or a copy of the user's own."""
+    if isinstance(config.net, CustomNetConfig):
+        if net is None:
+            raise InputError(
+                f"the run has a network of your own, {config.net.name}: pass an instance of it as "
+                "net"
+            )
+        return copy.deepcopy(net)
+    if net is not None:
+        raise InputError(
+            "the run has a network of idode's, built from its configuration: leave net out"
+        )
     if isinstance(config.net, UNetConfig):
         return UNet(config.net, generator)
     return MLP(config.net, generator)
@@ -83,6 +101,7 @@ def diffusion_ode(net: nn.Module, config: Config) -> DiffusionODE:
         predictor=named(model.predictor),
         clock=None if model.clock is None else ScaledGamma(*model.clock),
         levels=model.levels,
+        shape=model.shape,
     )
 
 
@@ -104,7 +123,7 @@ class Parent:
 
     def command(self, out: Path) -> str:
         """What begins, or goes on with, the fine-tuning of this model in the folder ``out``."""
-        return typed("finetune", self.run, "--resume", "--out", out)
+        return shell_command("finetune", self.run, "--resume", "--out", out)
 
 
 @dataclass(frozen=True)
@@ -146,7 +165,7 @@ class Run:
 
     def _without_model(self) -> str:
         """Why there is none, and the command that makes it."""
-        resume = typed("train", "--resume", "--out", self.path)
+        resume = shell_command("train", "--resume", "--out", self.path)
         if any(self.checkpoints.glob(f"{CHECKPOINT}*")):
             return f"write it again from the last checkpoint by {resume}"
         if self.parent is not None:  # first: one that was imported goes on by its name
@@ -155,24 +174,47 @@ class Run:
             return "it was lost; import it again with --force"
         return f"training stopped before its first checkpoint; go on by {resume}"
 
-    def net(self) -> UNet | MLP:
-        """The trained network on the CPU, in evaluation mode."""
+    def net(self, net: nn.Module | None = None) -> nn.Module:
+        """The trained network on the CPU, in evaluation mode.
+
+        Args:
+            net: An instance of the user's own network, where the run has one.
+        """
         weights = self.weights()
         with torch.device("meta"):  # shapes alone: a damaged configuration may ask for any size
-            state = build_net(self.config).state_dict()
+            state = build_net(self.config, net=net).state_dict()
         wrong = [n for n in state.keys() | weights.keys() if not _fits(state, weights, n)]
         if wrong:
             raise InputError(
                 f"{self.path / MODEL} does not fit its {CONFIG}: {len(wrong)} arrays differ, such "
                 f"as {min(wrong)}; get both from the same run"
             )
-        net = build_net(self.config)
-        net.load_state_dict(weights)
-        return net.eval().requires_grad_(False)
+        built = build_net(self.config, net=net)
+        built.load_state_dict(weights)
+        return built.eval().requires_grad_(False)
 
-    def model(self, device: torch.device | str = "cpu") -> DiffusionODE:
-        """The trained diffusion ODE."""
-        return diffusion_ode(self.net().to(device), self.config)
+    def load_data(self, data: Data | None = None) -> Dataset:
+        """The data the run was trained on, or other data of the same kind.
+
+        Args:
+            data: A spec, a data set, or a pair of arrays; ``None`` is the run's own.
+        """
+        chosen = self.config.data if data is None else data
+        if chosen is None:
+            raise InputError(f"{self.path} does not record its data set: give the data")
+        if chosen == MEMORY:
+            raise InputError(
+                f"{self.path} was trained on arrays in memory, which are not stored: give the data"
+            )
+        found = as_dataset(chosen)
+        found.expect(self.config.model.shape, self.config.model.levels, "the model")
+        return found
+
+    def model(
+        self, device: torch.device | str = "cpu", net: nn.Module | None = None
+    ) -> DiffusionODE:
+        """The trained diffusion ODE; ``net`` is needed where the network is not one of ours."""
+        return diffusion_ode(self.net(net).to(device), self.config)
 
     def write_config(self) -> None:
         """Create the folder, if need be, and its ``config.json``."""
@@ -192,19 +234,13 @@ class Run:
             ) from None
 
 
-def typed(*words: str | Path) -> str:
-    """A command of ours as it is to be typed, for a message.
+def shell_command(*words: str | Path) -> str:
+    """A command of idode as a user types it, for a message.
 
-    >>> typed("train", "--resume", "--out", "my runs/a")
+    >>> shell_command("train", "--resume", "--out", "my runs/a")
     "`idode train --resume --out 'my runs/a'`"
     """
     return f"`{shlex.join(['idode', *map(str, words)])}`"
-
-
-def pretrained() -> dict[str, Path]:
-    """Folders of the models that come with the package, by name."""
-    root = Path(__file__).parent.parent / "pretrained"
-    return {folder.name: folder for folder in sorted(root.iterdir()) if folder.is_dir()}
 
 
 def holds_run(path: Path) -> bool:
@@ -220,8 +256,26 @@ def holds_run(path: Path) -> bool:
     return isinstance(value, dict) and {"format", "idode"} <= value.keys()
 
 
-def open_run(path: Path | str) -> Run:
+def load(
+    run: Run | Path | str,
+    *,
+    net: nn.Module | None = None,
+    device: torch.device | str | None = None,
+) -> DiffusionODE:
+    """A trained model, ready to use.
+
+    Args:
+        run: A run folder, a :class:`Run`, or ``pretrained:NAME``.
+        net: An instance of the user's own network, for a run that was trained with one.
+        device: Where to put it; by default the best one there is.
+    """
+    return open_run(run).model(best_device(device), net)
+
+
+def open_run(path: Run | Path | str) -> Run:
     """The run in a folder, or one that comes with the package, as ``pretrained:digits``."""
+    if isinstance(path, Run):
+        return path
     name = str(path).removeprefix(SHIPPED)
     if name != str(path):
         path = choose("pretrained model", name, pretrained())

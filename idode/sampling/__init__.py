@@ -1,21 +1,27 @@
 """Samples of a model: the ODE backwards by any solver, or the SDE step by step.
 
-``sample(model, 64, (1, 8, 8), generator)`` gives :class:`Samples`; see ``docs/sampling.md``.
+``idode.load("pretrained:digits").sample(64)`` gives images; see ``docs/sampling.md``.
 """
 
 from __future__ import annotations
 
-from idode.sampling.ancestral import ancestral
-from idode.sampling.multistep import DataMultistep
-from idode.sampling.sampler import SOLVERS, latents
-from idode.sampling.samples import Samples, nearest_level, sample
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "SOLVERS",
-    "DataMultistep",
-    "Samples",
-    "ancestral",
-    "latents",
-    "nearest_level",
-    "sample",
-]
+from idode.registry import Registry
+
+if TYPE_CHECKING:
+    from idode.ode.solvers import Solver
+    from idode.sampling.samplers import Sampler
+
+__all__ = ["SAMPLERS"]
+
+SAMPLERS: Registry[type[Solver] | type[Sampler]] = Registry(
+    "sampler",
+    {
+        "dopri5": "idode.ode.solvers:Dopri5",
+        "adams": "idode.ode.adams:Adams",
+        "rk4": "idode.ode.solvers:RK4",
+        "dpm": "idode.sampling.dpm:DPM",
+        "ancestral": "idode.sampling.ancestral:Ancestral",
+    },
+)

@@ -15,20 +15,48 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from idode.diffusion.model import DiffusionODE
+from idode.diffusion.model import Condition, DiffusionODE
 from idode.diffusion.predictors import DATA
 from idode.errors import InputError
+from idode.sampling.samplers import SampleBatch, Sampler, States
 
-__all__ = ["ancestral"]
+__all__ = ["Ancestral", "ancestral"]
+
+
+@dataclass(frozen=True)
+class Ancestral(Sampler):
+    """Sampling of the diffusion SDE, on equal steps in gamma with one evaluation each."""
+
+    steps: int = 500
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise InputError(f"ancestral sampling needs at least 1 step, got {self.steps}")
+
+    def draw(self, batch: SampleBatch) -> States:
+        """States without log-densities, which the SDE does not have."""
+        if batch.n_probes is not None:
+            raise InputError(
+                "ancestral sampling has no path whose density is known: for likelihoods choose "
+                "dopri5, adams or dpm"
+            )
+        z = batch.latents()
+        x = ancestral(batch.model, z, self.steps, batch.noise, batch.condition)
+        return States(x, None, self.steps)
 
 
 def ancestral(
-    model: DiffusionODE, z: Tensor, steps: int, noise: Callable[[int], Tensor]
+    model: DiffusionODE,
+    z: Tensor,
+    steps: int,
+    noise: Callable[[int], Tensor],
+    condition: Condition | None = None,
 ) -> Tensor:
     """From latents ``z`` ``(B, *)`` at ``gamma_max`` to states at ``gamma_min``.
 
@@ -37,16 +65,15 @@ def ancestral(
         z: Draws of the prior.
         steps: Equal steps in gamma, one evaluation each.
         noise: Gives standard normal numbers ``(B, *)`` for step 0, 1, ...
+        condition: Keyword arguments of the network.
     """
-    if steps < 1:
-        raise InputError(f"ancestral sampling needs at least 1 step, got {steps}")
     nodes = np.linspace(model.gamma_max, model.gamma_min, steps + 1).tolist()
     clock = torch.tensor(nodes, dtype=torch.float64, device=z.device)
     alphas: list[float] = model.schedule.alpha(clock).tolist()
     u = z / alphas[0]
     for i, (here, there) in enumerate(itertools.pairwise(nodes)):
         with torch.no_grad():
-            data = model.predict(alphas[i] * u, clock[i], DATA)
+            data = model.predict(alphas[i] * u, clock[i], DATA, **(condition or {}))
         c = -math.expm1(there - here)
         u = (1 - c) * u + c * data + math.exp(there / 2) * math.sqrt(c) * noise(i)
     return alphas[-1] * u

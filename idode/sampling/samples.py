@@ -12,20 +12,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from idode.diffusion.model import DiffusionODE
-from idode.errors import InputError
+from idode.diffusion.model import Condition, DiffusionODE
+from idode.errors import InputError, NumericalError
 from idode.likelihood.dequantization import centres
 from idode.numerics import nats_to_bits, per_sample
-from idode.ode.solvers import Solver
-from idode.sampling.sampler import PILOT, Task
+from idode.ode.solvers import Dopri5, Solver
+from idode.sampling.samplers import OdeSampler, SampleBatch, Sampler, States
 
 __all__ = ["Samples", "nearest_level", "sample"]
+
+PILOT = 16  # samples that a solver is calibrated on
 
 
 @dataclass(frozen=True)
@@ -54,16 +56,14 @@ def nearest_level(model: DiffusionODE, x: Tensor) -> Tensor:
 def sample(
     model: DiffusionODE,
     count: int,
-    shape: Sequence[int],
-    generator: torch.Generator,
     *,
-    solver: str | Solver = "dopri5",
-    steps: int | None = None,
-    likelihood: bool = False,
-    probes: int = 1,
+    seed: int | torch.Generator = 0,
+    solver: Solver | Sampler | None = None,
+    log_prob: bool = False,
+    n_probes: int = 1,
     batch_size: int = 64,
     dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
+    condition: Condition | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Samples:
     """Draw from the model.
@@ -71,54 +71,87 @@ def sample(
     Args:
         model: The diffusion ODE.
         count: Number of samples.
-        shape: Of one sample.
-        generator: Seeds every sample's own stream: a sample does not depend on its batch.
-        solver: dopri5 (the paper's, at 1e-5), adams, ancestral, dpm; or a solver.
-        steps: Of adams (by default a calibrated grid), ancestral and dpm.
-        likelihood: Also integrate the divergence along each path.
-        probes: Hutchinson probes of the divergence; 0 is exact, at one product a dimension.
+        seed: A number, or a generator that gives one. Every sample has its own stream: it does
+            not depend on its batch.
+        solver: By default the paper's Dormand-Prince at 1e-5; any solver or sampler.
+        log_prob: Also integrate the divergence along each path.
+        n_probes: Hutchinson probes of the divergence; 0 is exact, at one product a dimension.
         batch_size: Samples solved together.
         dtype: Of states and network.
-        device: Where the network is.
+        condition: Keyword arguments of the network, one row for each sample.
         progress: Called with the number of samples just done.
 
     Returns:
         The samples and their cost. ``Ctrl-C`` returns the batches that are done.
     """
     began = time.perf_counter()
+    _check(model, count, batch_size, n_probes, condition or {})
+    assert model.shape is not None
+    generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
+    stream = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
+    everything = SampleBatch(
+        model, model.shape, range(count), stream, n_probes if log_prob else None, dtype,
+        {name: value.to(model.device) for name, value in (condition or {}).items()},
+    )  # fmt: skip
+    chosen = solver if isinstance(solver, Sampler) else OdeSampler(solver or Dopri5())
+    done: list[States] = []
+    with torch.no_grad():
+        sampler = chosen.calibrated(everything.part(0, min(count, PILOT)))
+        try:
+            for lo in range(0, count, batch_size):
+                states = sampler.draw(everything.part(lo, min(count, lo + batch_size)))
+                done.append(_finite(states))
+                if progress is not None:
+                    progress(len(states.x))
+        except KeyboardInterrupt:
+            if not done:
+                raise
+    return _samples(model, done, count, time.perf_counter() - began)
+
+
+def _check(
+    model: DiffusionODE, count: int, batch_size: int, n_probes: int, condition: Condition
+) -> None:
+    """Refuse what cannot be drawn."""
     for name, value, least in (
         ("count", count, 1),
         ("batch_size", batch_size, 1),
-        ("probes", probes, 0),
+        ("n_probes", n_probes, 0),
     ):
         if value < least:
             raise InputError(f"{name} must be at least {least}, got {value}")
-    seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
-    task = Task(
-        model, tuple(shape), seed, solver, steps, probes if likelihood else None, dtype, device
-    ).ready(min(count, PILOT))
-    done: list[tuple[Tensor, Tensor, int]] = []
-    try:
-        for lo in range(0, count, batch_size):
-            indices = range(lo, min(count, lo + batch_size))
-            x, log_p, nfe = task.draw(indices)
-            done.append((x.cpu(), log_p.cpu(), nfe * len(indices)))
-            if progress is not None:
-                progress(len(indices))
-    except KeyboardInterrupt:
-        if not done:
-            raise
-    states, known, evaluations = zip(*done, strict=True)
-    x = torch.cat(states)
+    if model.shape is None:
+        raise InputError(
+            "the model does not know the shape of a sample: pass shape=(channels, height, width) "
+            "when it is made"
+        )
+    for name, rows in condition.items():
+        if len(rows) != count:
+            raise InputError(
+                f"the condition {name!r} has {len(rows)} rows for {count} samples: give one each"
+            )
+
+
+def _finite(states: States) -> States:
+    """The states on the CPU; refused where the network's predictions were not finite."""
+    if not bool(torch.isfinite(states.x).all()):
+        raise NumericalError("a sample is not finite: the network's predictions are not")
+    log_p = None if states.log_p is None else states.log_p.cpu()
+    return States(states.x.cpu(), log_p, states.nfe)
+
+
+def _samples(model: DiffusionODE, done: list[States], count: int, seconds: float) -> Samples:
+    x = torch.cat([states.x for states in done])
     data = _clean(model, x) if model.levels is None else nearest_level(model, x)
-    density = torch.cat(known) if likelihood else None
+    known = [states.log_p for states in done if states.log_p is not None]
+    density = torch.cat(known) if known else None
     return Samples(
         data=data,
         x=x,
         log_p=density,
         bits_per_dim=None if density is None else _bits(model, x, data, density),
-        nfe=sum(evaluations) / len(x),
-        seconds=time.perf_counter() - began,
+        nfe=sum(states.nfe * len(states.x) for states in done) / len(x),
+        seconds=seconds,
         complete=len(x) == count,
     )
 

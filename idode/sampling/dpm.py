@@ -22,55 +22,47 @@ import torch
 from torch import Tensor
 
 from idode.diffusion.predictors import DATA, VELOCITY, convert
-from idode.diffusion.schedules import Schedule
 from idode.errors import InputError
-from idode.ode.solvers import Field, Solution, quadrature
+from idode.ode.quadrature import quadrature
+from idode.ode.solvers import Field, Solution, Solver
+from idode.sampling.samplers import model_of
 
-__all__ = ["DataMultistep"]
+__all__ = ["DPM"]
 
 
 @dataclass(frozen=True)
-class DataMultistep:
+class DPM(Solver):
     r"""A second-order multistep solver of the diffusion ODE, in either direction.
 
     Args:
-        schedule: That of the model whose field is solved.
-        steps: Evaluations of the field; one more where rates are integrated too.
-        power: Steps are equal in :math:`(\sigma/\alpha)^{power}`; 0 is the limit, equal in
-            :math:`\gamma`. A larger power puts more of them where there is much noise.
+        steps: Equal in :math:`\gamma`, one evaluation each; one more where a divergence is
+            integrated too.
     """
 
-    schedule: Schedule
     steps: int = 20
-    power: float = 0.0
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise InputError(f"a solver needs at least 1 step, got {self.steps}")
+            raise InputError(f"dpm needs at least 1 step, got {self.steps}")
 
     def nodes(self, start: float, end: float) -> list[float]:
         """Where the field is evaluated, and the end."""
-        if self.power == 0:
-            inner = np.linspace(start, end, self.steps + 1)
-        else:
-            ratios = np.linspace(
-                math.exp(self.power * start / 2), math.exp(self.power * end / 2), self.steps + 1
-            )
-            inner = np.log(ratios) * 2 / self.power
-        return [start, *(float(gamma) for gamma in inner[1:-1]), end]
+        inner = np.linspace(start, end, self.steps + 1)[1:-1]
+        return [start, *(float(gamma) for gamma in inner), end]
 
-    def __call__(self, field: Field, x: Tensor, start: float, end: float) -> Solution:
+    def solve(self, field: Field, x: Tensor, start: float, end: float) -> Solution:
         """Move ``x`` from ``start`` to ``end``."""
+        schedule = model_of(field, "dpm").schedule
         nodes = self.nodes(start, end)
         clock = torch.tensor(nodes, dtype=torch.float64, device=x.device)
-        alphas = self.schedule.alpha(clock).tolist()
+        alphas = schedule.alpha(clock).tolist()
         u, collected = x / alphas[0], []
         past: tuple[float, Tensor] | None = None
         for i, (here, there) in enumerate(itertools.pairwise(nodes)):
             x = alphas[i] * u
             v, rates = field(x, clock[i])
             collected.append(rates)
-            data = convert(v, x, clock[i], self.schedule, VELOCITY, DATA)
+            data = convert(v, x, clock[i], schedule, VELOCITY, DATA)
             h = there - here
             u = math.exp(h / 2) * u - math.expm1(h / 2) * data
             if past is not None:

@@ -1,0 +1,209 @@
+"""Likelihoods of a data set, batch by batch: stored, resumed and shared by a runner.
+
+The mathematics of a batch is in :mod:`idode.likelihood`; here batches are cut, handed to the
+:class:`~idode.evaluation.runner.BatchRunner`, and put together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from idode.batches import IndexedBatches, Pixels
+from idode.diffusion.model import Condition, DiffusionODE
+from idode.diffusion.noise_levels import NoiseLevelDistribution
+from idode.errors import InputError
+from idode.evaluation.runner import BatchRunner, Codec, fingerprint
+from idode.likelihood.bits_per_dim import BitsPerDim, bits_from_draws
+from idode.likelihood.calibration import PILOT, SolverCalibration, calibrate_solver
+from idode.likelihood.estimator import BatchDraws, LikelihoodSettings, LogWeightEstimator
+from idode.likelihood.sde_bound import SDEBound, SDEBoundEstimator
+from idode.ode import SOLVERS
+
+__all__ = ["bits_per_dim", "bounds", "sde_bound"]
+
+CALIBRATION = Codec[SolverCalibration](
+    lambda found: {"calibration": found.to_json()},
+    lambda record: SolverCalibration.from_json(record["calibration"]),
+)
+DRAWS = Codec(BatchDraws.to_json, BatchDraws.from_json)
+TERMS = Codec[Tensor](
+    lambda terms: {"terms": terms.tolist()},
+    lambda record: torch.tensor(record["terms"], dtype=torch.float64),
+)
+
+
+def bits_per_dim(
+    model: DiffusionODE,
+    data: Pixels,
+    settings: LikelihoodSettings | None = None,
+    *,
+    first_index: int = 0,
+    dtype: torch.dtype = torch.float32,
+    calibration: SolverCalibration | None = None,
+    condition: Condition | None = None,
+    runner: BatchRunner | None = None,
+) -> BitsPerDim:
+    """Upper bound on the bits a dimension of the data costs under the model.
+
+    Args:
+        model: The diffusion ODE.
+        data: Integers in ``0..levels-1`` ``(N, *)``, or floats for continuous data.
+        settings: How, for example ``LikelihoodSettings(n_importance=5)``.
+        first_index: Place of the first image in its data set: it seeds the image's noise.
+        dtype: Of states and network; log-densities are float64 always.
+        calibration: That of an earlier result, to solve more images of the same kind on the same
+            grid; by default the first images are a pilot.
+        condition: Keyword arguments of the network, one row for each image.
+        runner: Knows batches that are done already and shares the others; one for each model and
+            data set.
+
+    Returns:
+        Mean, per-image values, and their errors by source. ``Ctrl-C`` returns what is done.
+    """
+    settings = settings or LikelihoodSettings()
+    (result,) = bounds(
+        model,
+        data,
+        [settings.n_importance],
+        settings,
+        first_index=first_index,
+        dtype=dtype,
+        calibration=calibration,
+        condition=condition,
+        runner=runner,
+    )
+    return result
+
+
+def bounds(
+    model: DiffusionODE,
+    data: Pixels,
+    importances: Sequence[int],
+    settings: LikelihoodSettings | None = None,
+    *,
+    first_index: int = 0,
+    dtype: torch.dtype = torch.float32,
+    calibration: SolverCalibration | None = None,
+    condition: Condition | None = None,
+    runner: BatchRunner | None = None,
+) -> list[BitsPerDim]:
+    """Bounds for several K from the same draws, which makes them comparable and cheap.
+
+    The largest K decides the number of draws; a smaller one averages over groups of them.
+
+    Args:
+        model: As for :func:`bits_per_dim`, and so are the arguments not named here.
+        data: Data ``(N, *)``.
+        importances: The values of K; each must divide the largest.
+        settings: How; its ``n_importance`` is not used.
+        first_index: Place of the first image in its data set.
+        dtype: Of states and network.
+        calibration: That of an earlier result.
+        condition: Keyword arguments of the network.
+        runner: Knows batches that are done already.
+    """
+    most = max(importances)
+    if any(k < 1 or most % k for k in importances):
+        raise InputError(f"each K must divide the largest, got {list(importances)}")
+    if len(data) == 0:
+        raise InputError("there are no images to evaluate: pass at least one")
+    settings = dataclasses.replace(settings or LikelihoodSettings(), n_importance=most)
+    estimator = LogWeightEstimator(model, settings.for_model(model), dtype)
+    settings, runner = estimator.settings, runner or BatchRunner()
+    name = estimator.dequantization.name
+    batches = IndexedBatches(
+        data, settings.batch_size, first_index, model.device, dict(condition or {})
+    )
+    depends: dict[str, object] = {
+        "settings": settings.to_json(),
+        "first": first_index,
+        "dtype": str(dtype),
+    }
+    seconds = 0.0
+    if calibration is None:
+        pilot = dataclasses.replace(batches, size=PILOT).batch(0)
+        found: tuple[SolverCalibration, float] = runner.once(
+            f"calibrating {name}",
+            len(pilot.indices),
+            lambda tick: calibrate_solver(estimator, pilot, tick),
+            CALIBRATION,
+            fingerprint(depends),
+        )
+        calibration, seconds = found
+
+    solver, largest_gap = calibration.solver, calibration.largest_gap
+
+    # Of the calibration only what a solve depends on: its errors may be better known later.
+    depends["solver"] = [SOLVERS.to_json(solver), largest_gap]
+    done = runner.each(
+        f"ODE {name}",
+        batches.sizes,
+        lambda number: estimator.draws(batches.batch(number), solver, largest_gap),
+        DRAWS,
+        fingerprint(depends),
+    )
+    if not done.values:
+        raise KeyboardInterrupt
+    draws = BatchDraws.joined(done.values)
+    return [
+        bits_from_draws(
+            draws,
+            k,
+            settings,
+            calibration,
+            math.prod(data.shape[1:]),
+            seconds=seconds + done.seconds,
+            complete=done.complete,
+        )
+        for k in importances
+    ]
+
+
+def sde_bound(
+    model: DiffusionODE,
+    data: Pixels,
+    *,
+    draws: int = 16,
+    distribution: NoiseLevelDistribution | None = None,
+    seed: int = 0,
+    first_index: int = 0,
+    batch_size: int = 128,
+    dtype: torch.dtype = torch.float32,
+    condition: Condition | None = None,
+    runner: BatchRunner | None = None,
+) -> SDEBound:
+    """The variational bound of the diffusion SDE on a data set.
+
+    Args:
+        model: Its network as a noise predictor, whatever it predicts.
+        data: Integers in ``0..levels-1`` ``(N, *)``, a tensor or an array.
+        draws: Noise levels for each image, an even number.
+        distribution: Of the noise levels; by default the designed one.
+        seed: Of noise levels and noise.
+        first_index: Place of the first image in its data set.
+        batch_size: Images evaluated together.
+        dtype: Of the network's input.
+        condition: Keyword arguments of the network, one row for each image.
+        runner: Knows batches that are done already and shares the others.
+    """
+    if len(data) == 0:
+        raise InputError("there are no images to evaluate: pass at least one")
+    estimator = SDEBoundEstimator(model, draws, distribution, seed, dtype)
+    batches = IndexedBatches(data, batch_size, first_index, model.device, dict(condition or {}))
+    depends = {**estimator.identity(), "first": first_index, "batch_size": batch_size}
+
+    done = (runner or BatchRunner()).each(
+        "SDE bound",
+        batches.sizes,
+        lambda number: estimator.terms(batches.batch(number)),
+        TERMS,
+        fingerprint(depends),
+    )
+    if not done.complete:
+        raise KeyboardInterrupt
+    return estimator.bound(done.values, math.prod(data.shape[1:]), done.seconds)
