@@ -1,23 +1,24 @@
-"""``idode finetune``: a trained run, and some more steps with the second-order objective."""
+"""``idode finetune``: a trained run, and more steps with the second-order objective."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from idode.cli.parsing import RUN, not_negative, positive
+from idode.cli.options import (
+    add_training_arguments,
+    print_settings,
+    print_summary,
+    training_arguments,
+)
+from idode.cli.parsing import RUN, add_data_argument, not_negative, positive
 
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode finetune``."""
-    from idode.cli.session import add_training_arguments
-
-    parser.add_argument("run", type=Path, metavar="START", help=f"what to start from: {RUN}")
-    parser.add_argument(
-        "--data", metavar="SPEC", help="data set, see `idode data list` [that of START]"
-    )
+    parser.add_argument("run", metavar="START", help=f"what to start from: {RUN}")
+    add_data_argument(parser, default="that of START")
     parser.add_argument(
         "--ratio", type=not_negative, metavar="R",
         help="weight of the second-order term [START's, 0.1 in every preset]",
@@ -34,40 +35,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out ``idode finetune``; the exit code."""
-    from idode.cli import session
-    from idode.errors import InputError
-    from idode.runs.config import Config
-    from idode.runs.run import SHIPPED, open_run
-    from idode.training import finetuned, joined, parent_of
+    """Run ``idode finetune``; the exit code."""
+    given = training_arguments(args)
+    given |= {"ratio": args.ratio, "probes": args.probes, "unbiased": args.unbiased}
 
-    def decide() -> Config:
-        out = args.out if args.dry_run else session.needed(args.out)
-        if out is not None and out.resolve() == args.run.resolve():
-            raise InputError(f"{out} is the run to start from: give another folder with --out")
-        trained = open_run(args.run).config
-        if args.unbiased and args.probes == 1:
-            raise InputError("--probes: must be at least 2 with --unbiased, got 1")
-        tuned = finetuned(trained, args.ratio, args.probes, args.unbiased)
-        config = session.resolve(tuned, args)
-        found = None if out is None else session.claim(out, args.resume, args.force)
-        if found is None:
-            return config
-        if found.config.objective != config.objective:
-            raise InputError(
-                f"{out} has another objective than is asked for: resume it with its own --ratio, "
-                "--probes and --unbiased"
-            )
-        return session.resumed(found, args)
+    import time
+
+    from idode.runs.run import open_run
+    from idode.training.resolve import finetuning_config
+    from idode.training.train import finetune
 
     if args.dry_run:
-        return session.print_settings(decide())
-    with joined(args.device) as world:
-        config = session.agreed(world, decide)
-        # The others get the weights from rank 0, which alone needs to see the folders.
-        if not world.writes:
-            return session.session(config, args, world)
-        trained = open_run(args.run)
-        weights, shipped = trained.net().state_dict(), str(args.run).startswith(SHIPPED)
-        parent = parent_of(trained, str(args.run if shipped else args.run.resolve()))
-        return session.session(config, args, world, weights, parent)
+        print_settings(finetuning_config(open_run(args.run), **given))
+        return 0
+    began = time.perf_counter()
+    tuned = finetune(
+        args.run, data=args.data, device=args.device, progress=not args.quiet, **given
+    )
+    if not args.quiet:
+        print_summary(tuned, time.perf_counter() - began)
+    return 0

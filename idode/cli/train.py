@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import argparse
 
+from idode.cli.options import (
+    add_training_arguments,
+    print_settings,
+    print_summary,
+    training_arguments,
+)
+from idode.cli.parsing import add_data_argument
+
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode train``."""
-    from idode.cli.session import add_training_arguments
-
     parser.add_argument(
         "preset", nargs="?", metavar="PRESET", help="network and settings; --list shows them"
     )
@@ -22,14 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="objective and schedule of a named system, see --list [i-DODE]",
     )
-    parser.add_argument(
-        "--data", metavar="SPEC", help="data set, see `idode data list` [the preset's]"
-    )
-    add_training_arguments(parser)
+    add_data_argument(parser, default="the preset's")
+    add_training_arguments(parser, steps="the preset's", seed="the preset's")
 
 
-def list_names() -> int:
-    """One line a preset, one line a system."""
+def list_names() -> None:
+    """Print a line for each preset and each system."""
     from idode.runs.presets import SUMMARIES
     from idode.runs.systems import SYSTEMS
 
@@ -38,41 +42,32 @@ def list_names() -> int:
     print("\nsystems, for --system:")
     for name, system in SYSTEMS.items():
         print(f"{name:24} {system.summary}")
-    return 0
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out ``idode train``; the exit code."""
-    from idode.cli import session
-    from idode.errors import InputError, choose
-    from idode.runs.config import Config
-    from idode.runs.presets import PRESETS
-    from idode.runs.systems import apply
-    from idode.training import joined
-
+    """Run ``idode train``; the exit code."""
     if args.list:
-        return list_names()
+        list_names()
+        return 0
+    given = training_arguments(args)
 
-    def chosen(config: Config) -> Config:
-        return config if args.system is None else apply(config, args.system)
+    import time
 
-    def decide() -> Config:
-        out = args.out if args.dry_run else session.needed(args.out)
-        found = None if out is None else session.claim(out, args.resume, args.force)
-        if found is not None and args.preset in (None, found.config.name):
-            config = session.resumed(found, args)
-            if session.resolve(chosen(found.config), args) != config:
-                raise InputError(
-                    f"{out} is not a run of {args.system}: resume it without --system"
-                )
-            return config
-        if found is not None:
-            raise InputError(f"{out} is a run of {found.config.name}: resume it without a preset")
-        if args.preset is None:
-            raise InputError("no preset is given: choose one of `idode train --list`")
-        return session.resolve(chosen(choose("preset", args.preset, PRESETS)), args)
+    from idode.training.resolve import training_config
+    from idode.training.train import train
 
     if args.dry_run:
-        return session.print_settings(decide())
-    with joined(args.device) as world:
-        return session.session(session.agreed(world, decide), args, world)
+        print_settings(training_config(args.preset, system=args.system, **given))
+        return 0
+    began = time.perf_counter()
+    trained = train(
+        args.preset,
+        data=args.data,
+        system=args.system,
+        device=args.device,
+        progress=not args.quiet,
+        **given,
+    )
+    if not args.quiet:
+        print_summary(trained, time.perf_counter() - began)
+    return 0

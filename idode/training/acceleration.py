@@ -1,7 +1,7 @@
-"""The network as a training step runs it: in which precision, compiled or not.
+"""Lower precision and compilation of the network in training steps.
 
-The weights, their average and the checkpoints know nothing of either: float32 under the same
-names. Whatever is computed from the network's answer (clock, loss, sums) stays as it was.
+The weights, their average and the checkpoints are not affected: float32 under the same names.
+Neither is what is computed from the network's output (loss, sums).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = ["Autocast", "compile_in_place", "in_precision", "refusal"]
 
 
 class Autocast(nn.Module):
-    """A network with its products in a lower precision; input and answer keep theirs."""
+    """A network whose products are computed in a lower precision; input and output keep theirs."""
 
     def __init__(self, net: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
         self.net, self.device, self.dtype = net, device, dtype
 
-    def forward(self, x: Tensor, t: Tensor, flag: Tensor | None = None) -> Tensor:
-        """The answer ``(B, *)`` in the dtype of ``x``."""
+    def forward(self, x: Tensor, t: Tensor, **condition: Tensor) -> Tensor:
+        """The network's output ``(B, *)`` in the dtype of ``x``."""
         with torch.autocast(self.device.type, self.dtype):
-            said: Tensor = self.net(x, t) if flag is None else self.net(x, t, flag)
-        return said.to(x.dtype)
+            output: Tensor = self.net(x, t, **condition)
+        return output.to(x.dtype)
 
 
 def in_precision(net: nn.Module, name: str, device: torch.device) -> nn.Module:
@@ -37,7 +37,7 @@ def in_precision(net: nn.Module, name: str, device: torch.device) -> nn.Module:
     if dtype is torch.float32:
         return net
     try:
-        # Some devices only warn and go on in float32, so the answer's own dtype is looked at.
+        # Some devices only warn and use float32, so the dtype of a product is checked.
         with torch.autocast(device.type, dtype):
             one = torch.ones(1, 1, device=device)
             works = (one @ one).dtype is dtype
@@ -46,13 +46,13 @@ def in_precision(net: nn.Module, name: str, device: torch.device) -> nn.Module:
     if not works or (device.type == "cuda" and not torch.cuda.is_bf16_supported()):
         raise InputError(
             f"train.precision={name}: {device} cannot compute in it; use float32, or another "
-            "--device"
+            "device"
         )
     return Autocast(net, device, dtype)
 
 
 def compile_in_place(net: nn.Module, config: Config) -> None:
-    """Have torch.compile replace the network's forward pass, and leave its names alone."""
+    """Compile the network's forward pass; the names of its parameters stay the same."""
     if config.objective.differentiates:
         raise InputError(
             "train.compile=true is for first-order matching: a compiled network cannot be "
@@ -63,7 +63,7 @@ def compile_in_place(net: nn.Module, config: Config) -> None:
 
 
 def refusal(error: Exception) -> InputError:
-    """What to say when the first pass through a compiled network fails."""
+    """The error for a first pass through a compiled network that fails."""
     reason = str(error).strip().splitlines() or [type(error).__name__]
     return InputError(
         f"train.compile=true does not work here ({reason[0]}): install a C++ compiler such as "

@@ -1,4 +1,4 @@
-"""Checkpoints that survive a death at any moment.
+"""Checkpoints that survive a kill at any moment.
 
 ::
 
@@ -26,15 +26,15 @@ from idode.errors import InputError
 from idode.runs.run import CHECKPOINT
 from idode.storage import checksum, sync_folder, write_atomically
 
-__all__ = ["Manifest", "load_latest", "save", "steps"]
+__all__ = ["Manifest", "load_latest", "save", "steps", "unshared"]
 
 STATE, MANIFEST = "state.safetensors", "manifest.json"
-UNFINISHED, DOOMED = ".new-", ".old-"
+UNFINISHED, REPLACED = ".new-", ".old-"
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says about itself."""
+    """The contents of ``manifest.json``."""
 
     step: int
     held_out: float | None  # bits/dim, where it was measured at this very step
@@ -53,7 +53,7 @@ def save(
         sweep(folder)
         unfinished.mkdir()
         save_file(
-            {name: x.detach().cpu().contiguous() for name, x in tensors.items()},
+            unshared({name: x.detach().cpu().contiguous() for name, x in tensors.items()}),
             unfinished / STATE,
         )
         with (unfinished / STATE).open("rb") as file:
@@ -61,8 +61,8 @@ def save(
         size = (unfinished / STATE).stat().st_size
         manifest = Manifest(step, held_out, checksum(unfinished / STATE), size)
         write_atomically(unfinished / MANIFEST, json.dumps(asdict(manifest)) + "\n")
-        if final.exists():  # damaged, or of a life that went on from an earlier checkpoint
-            final.rename(folder / f"{DOOMED}{final.name}")
+        if final.exists():  # damaged, or left by a run that was resumed before it
+            final.rename(folder / f"{REPLACED}{final.name}")
         unfinished.rename(final)
         sync_folder(folder)
         prune(folder, keep)
@@ -72,15 +72,26 @@ def save(
         kept = "there is no earlier one" if last is None else f"that of step {last} is intact"
         raise InputError(
             f"cannot write the checkpoint of step {step} to {folder} ({error}); {kept}: make "
-            "room, then train with --resume"
+            "room, then resume"
         ) from None
     return final
+
+
+def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that share no memory, as the file format needs: tied weights are copied."""
+    seen: set[int] = set()
+    found = {}
+    for name, x in tensors.items():
+        place = x.untyped_storage().data_ptr()
+        found[name] = x.clone() if place in seen else x
+        seen.add(place)
+    return found
 
 
 def load_latest(
     folder: Path, notice: Callable[[str], None]
 ) -> tuple[Manifest, dict[str, Tensor]] | None:
-    """The newest undamaged checkpoint; ``notice`` hears of each damaged one passed over."""
+    """The newest undamaged checkpoint; ``notice`` is called for each damaged one."""
     for step in sorted(steps(folder), reverse=True):
         path = folder / f"{CHECKPOINT}{step:09d}"
         try:
@@ -108,7 +119,7 @@ def read_manifest(path: Path) -> Manifest:
 
 def sweep(folder: Path) -> None:
     """Remove what a killed process left half written or half removed."""
-    for prefix in (UNFINISHED, DOOMED):
+    for prefix in (UNFINISHED, REPLACED):
         for path in folder.glob(f"{prefix}*"):
             shutil.rmtree(path)
 
@@ -121,7 +132,7 @@ def prune(folder: Path, keep: int) -> None:
     kept = {*found[-keep:], *sorted(measured, key=measured.__getitem__)[:1]}
     for step in set(found) - kept:
         name = f"{CHECKPOINT}{step:09d}"
-        (folder / name).rename(folder / f"{DOOMED}{name}")
+        (folder / name).rename(folder / f"{REPLACED}{name}")
     sweep(folder)
 
 

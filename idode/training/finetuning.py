@@ -1,4 +1,4 @@
-"""A run's second phase: its configuration, and what it starts from."""
+"""Fine-tuning: its configuration, and the record of what it started from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def finetuned(
 ) -> Config:
     """The same system with the second-order objective added, for its number of further steps.
 
-    It is not compiled, whatever the run was: that objective differentiates twice.
+    The network is not compiled even if the run's was: that objective differentiates twice.
 
     Args:
         config: Of the trained run.
@@ -53,6 +53,6 @@ def finetuned(
 
 
 def parent_of(run: Run, name: str) -> Parent:
-    """What a run that starts from this one, found as ``name``, says of its origin."""
+    """The record that a run fine-tuned from ``run`` keeps; ``name`` is where ``run`` was found."""
     found = checkpoint.steps(run.checkpoints)
     return Parent(name, max(found, default=None), checksum(run.path / MODEL))

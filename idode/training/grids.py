@@ -1,17 +1,16 @@
-"""Pictures of samples while a network trains: always from the same noise, so that they compare."""
+"""Grids of samples during training, always from the same noise so that they can be compared."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from idode.diffusion.model import DiffusionODE
 from idode.errors import InputError, NumericalError
 from idode.runs.config import Config
-from idode.sampling import sample
+from idode.sampling.dpm import DPM
 from idode.sampling.pictures import Picture, check_images, grid, png
+from idode.sampling.samples import sample
 from idode.storage import write_atomically
 from idode.training.randomness import Purpose, generator
 
@@ -30,17 +29,10 @@ def drawable(config: Config) -> bool:
     return True
 
 
-def sample_grid(model: DiffusionODE, config: Config, device: torch.device) -> Picture:
+def sample_grid(model: DiffusionODE, config: Config) -> Picture:
     """Samples of the model ``(H, W, C)``; a function of the weights and the run's seed alone."""
-    drawn = sample(
-        model,
-        COUNT,
-        config.model.shape,
-        generator(config.train.seed, Purpose.SAMPLES),
-        solver="dpm",
-        steps=STEPS,
-        device=device,
-    )
+    seed = generator(config.train.seed, Purpose.SAMPLES)
+    drawn = sample(model, COUNT, seed=seed, solver=DPM(STEPS))
     assert model.levels is not None
     return grid(drawn.data, model.levels)
 
@@ -49,12 +41,11 @@ def draw_grid(
     path: Path,
     model: DiffusionODE,
     config: Config,
-    device: torch.device,
     notice: Callable[[str], None],
 ) -> Picture | None:
-    """A grid written to ``path``; a warning, and training goes on, where that is impossible."""
+    """Draw a grid and write it to ``path``; a failure is a warning, and training continues."""
     try:
-        picture = sample_grid(model, config, device)
+        picture = sample_grid(model, config)
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, png(picture))
     except (NumericalError, OSError) as error:

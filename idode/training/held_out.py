@@ -1,4 +1,4 @@
-"""The bound on held-out data, always on the same samples, noise and times."""
+"""The bound on held-out data, always with the same samples, noise and noise levels."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from idode.data import Split
+from idode.data.prepared import Split
 from idode.diffusion.model import DiffusionODE
 from idode.diffusion.noise_levels import Designed
-from idode.likelihood.sde_bound import sde_bound
+from idode.evaluation.likelihood import sde_bound
 from idode.numerics import nats_to_bits
 from idode.runs.config import Config, ObjectiveConfig
 from idode.runs.distributed import World
@@ -33,9 +33,7 @@ def held_out_bits(model: DiffusionODE, split: Split, config: Config, world: Worl
     rows = slice(world.rank * count // world.size, (world.rank + 1) * count // world.size)
     total = torch.zeros(1, dtype=torch.float64)
     if rows.start < rows.stop and model.levels is not None:
-        bound = sde_bound(
-            model, split[rows], draws=DRAWS, first_index=rows.start, device=world.device
-        )
+        bound = sde_bound(model, split[rows], draws=DRAWS, first_index=rows.start)
         total += bound.per_image.sum()
     elif rows.start < rows.stop:
         samples = torch.from_numpy(split[:count].copy())

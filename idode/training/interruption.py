@@ -1,4 +1,4 @@
-"""Stopping between two steps when asked to, and not in the middle of one."""
+"""Ctrl-C and SIGTERM that take effect between two steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Interruption"]
 
 
 class Interruption:
-    """Notes the first SIGINT or SIGTERM while active; the second one acts as it always does."""
+    """Records the first SIGINT or SIGTERM while active; a second one has its usual effect."""
 
     def __init__(self) -> None:
         self.requested = False

@@ -1,4 +1,4 @@
-"""What training says about itself: sums over an interval, ``metrics.jsonl``, TensorBoard."""
+"""Training metrics: sums over an interval, ``metrics.jsonl``, TensorBoard."""
 
 from __future__ import annotations
 
@@ -15,17 +15,23 @@ from idode.errors import InputError
 from idode.sampling.pictures import Picture
 from idode.storage import write_atomically
 
-__all__ = ["MetricsLog", "Window"]
+__all__ = ["IntervalSums", "MetricsLog"]
 
 
-class Window:
-    """Sums since the last line of metrics, in one tensor that is checkpointed with the rest."""
+class IntervalSums:
+    """Sums over the steps since the last line of metrics, in one tensor for the checkpoint."""
 
     def __init__(self) -> None:
         self.sums = torch.zeros(6, dtype=torch.float64)
 
     def add(self, loss: Tensor, second: Tensor, norm: float) -> None:
-        """One step: losses ``(B,)`` and their second-order share, divided by the density."""
+        """Add a step.
+
+        Args:
+            loss: Losses ``(B,)``, divided by the density of their noise levels.
+            second: Their second-order terms ``(B,)``, divided likewise.
+            norm: Norm of the gradient.
+        """
         total, square = loss.double().sum(), (loss.double() ** 2).sum()
         new = (1.0, len(loss), float(total), float(square), float(second.double().sum()), norm)
         self.sums += torch.tensor(new, dtype=torch.float64)
@@ -48,7 +54,7 @@ class Window:
 
 
 class MetricsLog:
-    """Appends to ``metrics.jsonl``; lines beyond ``step`` are of a run that died and are cut.
+    """Appends to ``metrics.jsonl``; lines after ``step`` are of an earlier attempt and removed.
 
     Without a path it does nothing: on all processes but the one that writes.
     """
@@ -67,7 +73,7 @@ class MetricsLog:
         self._board = _tensorboard(path.parent / "tensorboard", step)
 
     def write(self, line: dict[str, Any]) -> None:
-        """One JSON object, out of this process's hands when this returns."""
+        """Append a JSON object and flush it."""
         if self._file is None:
             return
         try:
@@ -83,7 +89,7 @@ class MetricsLog:
                     self._board.add_scalar(name, value, line["step"])
 
     def show(self, name: str, picture: Picture, step: int) -> None:
-        """A picture ``(H, W, C)`` for TensorBoard; whoever drew it has written its file."""
+        """Pass a picture ``(H, W, C)`` to TensorBoard; its file is written elsewhere."""
         if self._board is not None:
             self._board.add_image(name, picture, step, dataformats="HWC")
 
@@ -104,7 +110,7 @@ def _lines_until(path: Path, step: int) -> list[str]:
             if line.endswith("\n") and json.loads(line)["step"] <= step:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
-            continue  # torn by the death of its writer
+            continue  # cut short by a kill
     return kept
 
 

@@ -1,4 +1,4 @@
-r"""The training loss of a configuration: batches of noised data, and their per-sample terms."""
+"""The training loss of a configuration: batches of noised data and their per-sample losses."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from idode.data import augment
+from idode.data.augmentation import augment
 from idode.diffusion.clocks import CLOCKS
-from idode.diffusion.model import DiffusionODE
+from idode.diffusion.model import Condition, DiffusionODE
 from idode.diffusion.noise_levels import (
     Adaptive,
     Designed,
@@ -23,10 +23,10 @@ from idode.diffusion.noise_levels import (
 )
 from idode.diffusion.objectives import Losses, first_order, second_order, second_order_score
 from idode.diffusion.other_noise_levels import NormalGamma, SoftTruncation, above
+from idode.diffusion.schedules import VariancePreserving
 from idode.errors import InputError, choose
-from idode.likelihood.dequantization import Uniform, centres
-from idode.likelihood.estimator import uniform_start
-from idode.ode.divergence import rademacher
+from idode.likelihood.dequantization import Bins, Uniform, centres, uniform_start
+from idode.ode.divergence import Rademacher
 from idode.runs.config import ObjectiveConfig
 from idode.runs.objective_config import NO_REGULARISATION, SimulationConfig
 from idode.training.simulation import simulated
@@ -37,23 +37,28 @@ Weighting = Callable[[Times], Callable[[Tensor], Tensor] | None]
 
 WEIGHTINGS: dict[str, Weighting] = {
     "likelihood": lambda times: None,
-    # The plain squared error of what the network predicts, averaged over the drawn times: the
+    # The squared error of the prediction without a weight, averaged over the drawn levels: the
     # density, which every estimate is divided by, cancels.
     "simple": lambda times: lambda gamma: times.density,
 }
 
+
+def _uniform(pixels: Tensor, levels: int, generator: torch.Generator) -> Tensor:
+    """Uniform noise in the bins, wherever on a clock they are."""
+    bins = Bins(VariancePreserving(), 0.0, levels)
+    return Uniform().draw(pixels, torch.rand(pixels.shape, generator=generator), bins).x
+
+
 DATA: dict[str, Callable[[Tensor, int, torch.Generator], Tensor]] = {
     "centres": lambda pixels, levels, generator: centres(pixels, levels),
-    "uniform": lambda pixels, levels, generator: (
-        Uniform(0.0, levels).draw(pixels, torch.rand(pixels.shape, generator=generator)).x
-    ),
+    "uniform": _uniform,
 }
 
 
 def build_density(
     name: str, model: DiffusionODE, generator: torch.Generator | None = None
 ) -> NoiseLevelDistribution:
-    """The time density called ``name`` on the model's clock."""
+    """The distribution of noise levels called ``name``, between the ends of the model."""
     ends = model.gamma_min, model.gamma_max
     kind, _, clock = name.partition(":")
     if kind == "uniform-time":
@@ -79,7 +84,7 @@ class Batch:
     x0: Tensor  # (B, *)
     eps: Tensor  # (B, *)
     times: Times  # (B,) each, float64
-    flag: Tensor | None  # (B,)
+    condition: Condition  # keyword arguments of the network, (B, *) each
     probes: Tensor | None  # (n, B, *)
 
     def part(self, rows: slice, device: torch.device) -> Batch:
@@ -98,14 +103,14 @@ class Batch:
             take(self.x0),
             take(self.eps),
             Times(t, gamma, density),
-            None if self.flag is None else take(self.flag),
+            {name: take(value) for name, value in self.condition.items()},
             None if self.probes is None else self.probes[:, rows].to(device),
         )
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised; ``density`` may have parameters of its own."""
+    """The loss that is minimised; ``density`` may have parameters of its own."""
 
     config: ObjectiveConfig
     density: NoiseLevelDistribution
@@ -114,19 +119,19 @@ class Objective:
     def draw(self, samples: Tensor, levels: int | None, generator: torch.Generator) -> Batch:
         """Noise for a whole batch of data ``(B, *)``, on the CPU.
 
-        Every process draws for the global batch and takes its part, so that times are spread
-        evenly over all of it and nothing depends on the number of processes.
+        Every process draws for the global batch and takes its part, so that noise levels are
+        spread evenly over all of it and nothing depends on the number of processes.
         """
-        flag = None
+        condition = {}
         if self.config.augment:
-            samples, flag = augment(samples, generator)
+            samples, condition["flag"] = augment(samples, generator)
         place = choose("way to place data", self.config.data, DATA)
         x0 = samples.to(torch.float32) if levels is None else place(samples, levels, generator)
         times = self._times(len(x0), generator)
         eps = torch.randn(x0.shape, generator=generator)
         probed = self.config.differentiates
-        probes = rademacher(self.config.probes, x0, generator) if probed else None
-        return Batch(x0, eps, times, flag, probes)
+        probes = Rademacher().draw(self.config.probes, x0, generator) if probed else None
+        return Batch(x0, eps, times, condition, probes)
 
     @torch.no_grad()
     def _times(self, n: int, generator: torch.Generator) -> Times:
@@ -149,12 +154,12 @@ def _matching(objective: Objective, model: DiffusionODE, batch: Batch) -> Losses
         return choose("second order", config.second, SECOND_ORDERS)(config, model, batch)
     weight = choose("weighting", config.weighting, WEIGHTINGS)(batch.times)
     given = batch.x0, batch.eps, batch.times.gamma
-    first = first_order(model, *given, weight, batch.flag)
+    first = first_order(model, *given, weight, batch.condition)
     return Losses(first, torch.zeros_like(first))
 
 
 def _simulation(objective: Objective, model: DiffusionODE, batch: Batch) -> Losses:
-    """Uniform pixels enter where evaluation lets them in, and are paid for by the bin's width."""
+    """Uniformly dequantized pixels start where evaluation starts them; bins have a width."""
     assert batch.probes is not None
     start, width = model.gamma_min, 1.0
     if model.levels is not None:
@@ -166,7 +171,7 @@ def _simulation(objective: Objective, model: DiffusionODE, batch: Batch) -> Loss
         objective.density,
         objective.simulation,
         start=start,
-        flag=batch.flag,
+        condition=batch.condition,
     )
     bound = nats - batch.x0[0].numel() * math.log(width)
     # No noise level was drawn: the density that every loss is divided by cancels.
@@ -183,13 +188,13 @@ METHODS: dict[str, Callable[[Objective, DiffusionODE, Batch], Losses]] = {
 def _flow_matching(config: ObjectiveConfig, model: DiffusionODE, batch: Batch) -> Losses:
     assert batch.probes is not None
     given = batch.x0, batch.eps, batch.times.gamma, batch.probes
-    return second_order(model, *given, config.unbiased, batch.flag)
+    return second_order(model, *given, config.unbiased, batch.condition)
 
 
 def _score_matching(config: ObjectiveConfig, model: DiffusionODE, batch: Batch) -> Losses:
     assert batch.probes is not None
     given = batch.x0, batch.eps, batch.times.gamma, batch.probes
-    return second_order_score(model, *given, batch.flag)
+    return second_order_score(model, *given, batch.condition)
 
 
 SECOND_ORDERS: dict[str, Callable[[ObjectiveConfig, DiffusionODE, Batch], Losses]] = {

@@ -86,7 +86,9 @@ class Average:
 
     @torch.no_grad()
     def update(self, net: nn.Module, step: int) -> None:
-        """Move towards the weights of ``net``."""
+        """Move the weights towards those of ``net``; buffers are copied."""
         old: list[Tensor] = list(self.net.parameters())
         new: list[Tensor] = list(net.parameters())
         torch._foreach_lerp_(old, new, 1 - self.rate(step))
+        for kept, buffer in zip(self.net.buffers(), net.buffers(), strict=True):
+            kept.copy_(buffer)

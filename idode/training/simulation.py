@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from idode.diffusion.model import DiffusionODE
+from idode.diffusion.model import Condition, DiffusionODE
 from idode.diffusion.noise_levels import NoiseLevelDistribution
 from idode.likelihood.log_prob import prior_log_prob
 from idode.numerics import like, per_sample
@@ -32,7 +32,7 @@ def simulated(
     config: SimulationConfig,
     *,
     start: float | None = None,
-    flag: Tensor | None = None,
+    condition: Condition | None = None,
 ) -> Tensor:
     r"""Minus the log-density of states under the ODE, in nats ``(B,)``, with its gradient.
 
@@ -46,20 +46,20 @@ def simulated(
         density: Its mass is the solver's time, from 0 to 1 on the whole clock.
         config: Steps and regularisation.
         start: Where on the clock ``x`` lives; by default ``gamma_min``.
-        flag: Augmentation flags ``(B,)``.
+        condition: Keyword arguments of the network.
     """
     begin = 0.0
     if start is not None:
         begin = float(density.cdf(torch.tensor(start, dtype=torch.float64)))
-    field = _timed_field(model, probes, density, flag)
-    found = RK4(config.steps)(field, x, begin, 1.0)
+    field = _timed_field(model, probes, density, condition or {})
+    found = RK4(config.steps).solve(field, x, begin, 1.0)
     divergence, kinetic, jacobian = found.integral
     nats: Tensor = -prior_log_prob(model, found.x) - divergence
     return nats.add(kinetic, alpha=config.kinetic).add(jacobian, alpha=config.jacobian)
 
 
 def _timed_field(
-    model: DiffusionODE, probes: Tensor, density: NoiseLevelDistribution, flag: Tensor | None
+    model: DiffusionODE, probes: Tensor, density: NoiseLevelDistribution, condition: Condition
 ) -> Field:
     """Drift on the density's time; divergence, kinetic energy and Jacobian as rates (3, B)."""
 
@@ -67,7 +67,7 @@ def _timed_field(
         times = density.at(t)
 
         def drift(y: Tensor) -> Tensor:
-            return model.velocity(y, times.gamma, flag) / like(times.density, y)
+            return model.velocity(y, times.gamma, **condition) / like(times.density, y)
 
         v, found = products(drift, x, probes)
         divergence = (probes * found).flatten(2).sum(2).mean(0)

@@ -1,4 +1,4 @@
-"""All that changes while training, as one table of named tensors."""
+"""Everything that changes during training, as named tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from idode.runs.config import Config
 from idode.runs.distributed import World
 from idode.runs.run import Run, build_net, diffusion_ode
 from idode.training import checkpoint
-from idode.training.metrics import Window
+from idode.training.metrics import IntervalSums
 from idode.training.objective import (
     DATA,
     METHODS,
@@ -31,30 +31,37 @@ __all__ = ["State"]
 
 
 class State:
-    """Network, average, optimisers, time density, counters.
+    """Network, average, optimisers, distribution of noise levels, counters.
 
     Random states are not among them: every draw is a function of seed and step.
 
     Args:
-        config: Of the run.
-        device: Where the network lives; counters and the time density stay on the CPU.
+        config: Settings of the run.
+        device: Device of the network; everything else stays on the CPU.
         start: Weights to start from; by default fresh ones.
+        net: The network where it is custom; it is copied.
     """
 
     def __init__(
-        self, config: Config, device: torch.device, start: Mapping[str, Tensor] | None = None
+        self,
+        config: Config,
+        device: torch.device,
+        start: Mapping[str, Tensor] | None = None,
+        net: nn.Module | None = None,
     ) -> None:
         settings = config.train
         choose("weighting", config.objective.weighting, WEIGHTINGS)
         choose("way to place data", config.objective.data, DATA)
         choose("method", config.objective.method, METHODS)
         choose("second order", config.objective.second, SECOND_ORDERS)
-        net = build_net(config, generator(settings.seed, Purpose.WEIGHTS))
+        built = build_net(config, generator(settings.seed, Purpose.WEIGHTS), net)
+        if not any(p.requires_grad for p in built.parameters()):
+            raise InputError(f"no parameter of {type(built).__qualname__} requires a gradient")
         if start is not None:
-            net.load_state_dict(start)
-        self.net: nn.Module = net.to(device)
+            built.load_state_dict(start)
+        self.net: nn.Module = built.to(device)
         self.average = Average(self.net, settings)
-        use_fast_backward(net, not config.objective.differentiates)
+        use_fast_backward(self.net, not config.objective.differentiates)
         self.optimiser = adam(self.net.named_parameters(), settings)
         density = build_density(
             config.objective.density,
@@ -66,7 +73,7 @@ class State:
         if isinstance(density, Adaptive):
             timing = replace(settings, lr=settings.density_lr, weight_decay=0.0)
             self.density_optimiser = adam(density.named_parameters(), timing)
-        self.window = Window()
+        self.interval = IntervalSums()
         self.counter = torch.zeros((), dtype=torch.int64)
 
     @property
@@ -75,8 +82,8 @@ class State:
         return int(self.counter)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The live tensors by name, not copies: writing to them restores the state."""
-        found = {"step": self.counter, "window": self.window.sums}
+        """The tensors themselves by name, not copies: writing to them restores the state."""
+        found = {"step": self.counter, "window": self.interval.sums}
         found |= {f"net/{k}": v for k, v in self.net.state_dict().items()}
         found |= {f"average/{k}": v for k, v in self.average.net.state_dict().items()}
         first_order = moments(self.optimiser, self.net.named_parameters())
@@ -90,9 +97,10 @@ class State:
 
     @torch.no_grad()
     def restore(self, run: Run, world: World, notice: Callable[[str], None]) -> bool:
-        """Take over the last good checkpoint of the run, if there is one, on every process.
+        """Load the last undamaged checkpoint of the run, if there is one, on every process.
 
-        Whether there was one is known to the process that writes.
+        Returns:
+            Whether there was one, on the process that writes.
         """
         live = self.tensors()
         loaded = checkpoint.load_latest(run.checkpoints, notice) if world.writes else None

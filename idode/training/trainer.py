@@ -1,4 +1,7 @@
-"""The training loop: one step is a function of the state, the data and the seed."""
+"""The training loop: a step is a function of the state, the data and the seed alone.
+
+Users call :func:`idode.train`; :class:`Trainer` is for callers that have a :class:`Run` in hand.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from idode.data import Batches, Dataset, Loader
+from idode.data.batches import Batches, Loader
+from idode.data.prepared import Dataset
 from idode.diffusion.noise_levels import Adaptive
 from idode.diffusion.objectives import Losses
 from idode.errors import InputError
@@ -30,9 +34,9 @@ from idode.training.optimisation import learning_rate
 from idode.training.randomness import Purpose, generator, seeded_globally
 from idode.training.state import State
 
-__all__ = ["Diverged", "Reporter", "Silent", "Trained", "Trainer"]
+__all__ = ["Diverged", "Reporter", "Silent", "Trainer", "TrainingResult"]
 
-SHOWN = 8  # samples named in a message
+MAX_LISTED = 8  # samples listed in a message
 
 
 class Diverged(InputError):
@@ -40,27 +44,27 @@ class Diverged(InputError):
 
 
 class Reporter(Protocol):
-    """Whoever watches a training run."""
+    """Receives the progress of a training, such as a progress bar."""
 
     def notice(self, text: str) -> None:
-        """Something worth a line."""
+        """Called with a line to show."""
 
     def progress(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is done; ``metrics`` are the latest known."""
+        """Called after each step with the latest metrics."""
 
 
 class Silent:
-    """Watches and says nothing."""
+    """A reporter that ignores everything."""
 
     def notice(self, text: str) -> None:
-        """Nothing."""
+        """Ignore the line."""
 
     def progress(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Nothing."""
+        """Ignore the step."""
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """How a call to :meth:`Trainer.train` ended."""
 
     step: int
@@ -71,16 +75,17 @@ class Trained:
 
 
 class Trainer:
-    """Trains the run of a folder on data, from its last checkpoint on.
+    """Trains a run on data, from its last checkpoint on.
 
-    Whatever is wrong with the configuration is found here, before the folder is touched.
+    Creating it checks the configuration and writes nothing; :meth:`train` writes the folder.
 
     Args:
-        run: Configuration and folder; its ``config.json`` must be there before :meth:`train`.
-        data: Train split to learn from, test split for the held-out value.
+        run: Configuration and folder.
+        data: The train split is trained on; the test split gives the held-out value.
         world: This process's place among all.
-        reporter: Hears of progress, on the process that writes.
+        reporter: Receives progress, on the process that writes.
         start: Weights to start from; by default fresh ones.
+        net: The network of a run whose network is custom; it is copied.
     """
 
     def __init__(
@@ -90,6 +95,7 @@ class Trainer:
         world: World,
         reporter: Reporter | None = None,
         start: Mapping[str, Tensor] | None = None,
+        net: nn.Module | None = None,
     ) -> None:
         self.run, self.data, self.world, self.settings = run, data, world, run.config.train
         self.reporter: Reporter = reporter if reporter and world.writes else Silent()
@@ -97,26 +103,28 @@ class Trainer:
         learning_rate(self.settings, 0)
         self.fresh = start is None
         self._check_origin(begun=bool(checkpoint.steps(run.checkpoints)))
-        self.state = State(run.config, world.device, start)
+        self.state = State(run.config, world.device, start, net)
         self.net = world.wrap(self.state.net)
         lowered = in_precision(self.net, self.settings.precision, world.device)
         self.model = diffusion_ode(lowered, run.config)
         self.average = diffusion_ode(self.state.average.net, run.config)
         self.batches = Batches(self.settings.seed, self.settings.batch_size, len(data.train))
         self.latest: dict[str, float] = {}
-        self.pace = (0, 0.0)  # steps and seconds spent in them since the last line of metrics
+        self.pace = (0, 0.0)  # steps since the last line of metrics, and the seconds they took
         self.draws = self.settings.sample_every > 0 and drawable(run.config)
         if self.settings.compile:
             self._compile()
 
-    def train(self) -> Trained:
-        """Train to the configured number of steps, or until interrupted."""
+    def train(self) -> TrainingResult:
+        """Write ``config.json`` and train to the configured number of steps, or until Ctrl-C."""
+        if self.world.writes:
+            self.run.write_config()
         self._check_origin(self.state.restore(self.run, self.world, self.reporter.notice))
         began, first = time.perf_counter(), self.state.step
         if self.settings.sample_every and not self.draws:
             self.reporter.notice("no grids of samples: the data is not images of 1 or 3 colours")
-        if first and self.world.writes:  # death may have come between checkpoint and model
-            save_model(self.run.path, self.state.average.net.state_dict())
+        if first and self.world.writes:  # a kill may have come between checkpoint and model
+            save_model(self.run.path, checkpoint.unshared(self.state.average.net.state_dict()))
         stopped = False
         with (
             Interruption() as interruption,
@@ -129,8 +137,8 @@ class Trainer:
                 asked = torch.tensor([float(interruption.requested)])
                 stopped = bool(self.world.sum(asked) > 0)
                 self.pace = (self.pace[0] + 1, self.pace[1] + time.perf_counter() - start)
-                self._keep_books(log, stopped)
-        return Trained(
+                self._record(log, stopped)
+        return TrainingResult(
             step=self.state.step,
             interrupted=stopped,
             loss=self.latest.get("loss"),
@@ -139,7 +147,7 @@ class Trainer:
         )
 
     def _compile(self) -> None:
-        """By one rehearsed step: what cannot be compiled is refused before anything is written."""
+        """Compile by computing one step: a failure is refused before anything is written."""
         compile_in_place(self.state.net, self.run.config)
         with Loader(self.data.train, self.batches.indices) as loader:
             drawn = generator(self.settings.seed, Purpose.BATCH, 0)
@@ -150,7 +158,7 @@ class Trainer:
             raise refusal(error) from None
 
     def _check_origin(self, begun: bool) -> None:
-        """Fine-tuning that has neither a checkpoint nor its parent's weights must not begin."""
+        """Refuse fine-tuning that has neither a checkpoint nor the weights it starts from."""
         parent = self.run.parent
         if parent is not None and self.fresh and not begun:
             raise InputError(
@@ -167,7 +175,7 @@ class Trainer:
         loss = losses.total(self.run.config.objective.ratio)
         scaled = loss.double() / batch.times.density
         if not (math.isfinite(norm) and bool(torch.isfinite(scaled).all())):
-            self._give_up(scaled, norm, log)
+            self._stop_diverged(scaled, norm, log)
         for group in state.optimiser.param_groups:
             group["lr"] = learning_rate(self.settings, step)
         state.optimiser.step()
@@ -178,7 +186,7 @@ class Trainer:
             state.objective.density.second_moment(batch.times, loss).backward()  # type: ignore[no-untyped-call]
             state.density_optimiser.step()
         state.counter += 1
-        state.window.add(scaled, losses.second.double() / batch.times.density, norm)
+        state.interval.add(scaled, losses.second.double() / batch.times.density, norm)
 
     def _gradients(self, batch: Batch) -> tuple[Losses, float]:
         """Gradients into the network; losses ``(B,)`` of the global batch and the norm."""
@@ -194,8 +202,8 @@ class Trainer:
             with nullcontext() if last else world.accumulating(self.net):
                 with seeded_globally(world.device, *place):
                     losses = state.objective.losses(self.model, part)
-                mixed = losses.total(self.run.config.objective.ratio)
-                mean = (mixed / part.times.density).mean() / settings.accumulate
+                total = losses.total(self.run.config.objective.ratio)
+                mean = (total / part.times.density).mean() / settings.accumulate
                 mean.backward()  # type: ignore[no-untyped-call]
             terms.append(torch.stack([losses.first, losses.second], dim=1).detach())
         limit = math.inf if settings.clip is None else settings.clip
@@ -203,30 +211,30 @@ class Trainer:
         first, second = world.gather(torch.cat(terms)).cpu().unbind(1)
         return Losses(first, second), norm
 
-    def _give_up(self, scaled: Tensor, norm: float, log: MetricsLog) -> None:
-        """Save the state before this step and name the batch that broke it."""
+    def _stop_diverged(self, scaled: Tensor, norm: float, log: MetricsLog) -> None:
+        """Save the state before this step and name the samples whose loss is not finite."""
         step, indices = self.state.step, self.batches.indices(self.state.step)
-        guilty = indices[~torch.isfinite(scaled)] if not scaled.isfinite().all() else indices
-        log.write({"step": step, "event": "diverged", "samples": guilty.tolist()})
+        culprits = indices[~torch.isfinite(scaled)] if not scaled.isfinite().all() else indices
+        log.write({"step": step, "event": "diverged", "samples": culprits.tolist()})
         self.save(None)
-        named = ", ".join(map(str, guilty[:SHOWN].tolist()))
-        more = f" and {len(guilty) - SHOWN} more" if len(guilty) > SHOWN else ""
+        named = ", ".join(map(str, culprits[:MAX_LISTED].tolist()))
+        more = f" and {len(culprits) - MAX_LISTED} more" if len(culprits) > MAX_LISTED else ""
         raise Diverged(
             f"the loss is not finite in step {step} (gradient norm {norm:g}; training samples "
             f"{named}{more}); the state before it is saved in {self.run.path}: look at these "
             "samples, or resume with a smaller train.lr or with train.clip"
         )
 
-    def _keep_books(self, log: MetricsLog, stopped: bool) -> None:
-        """Metrics, the held-out value and checkpoints, each when its time has come."""
+    def _record(self, log: MetricsLog, stopped: bool) -> None:
+        """Write metrics, held-out value, sample grid and checkpoint, each at its interval."""
         settings, done = self.settings, self.state.step
         last = done == settings.steps
         line: dict[str, float] = {}
         if last or done % settings.log_every == 0:
-            line = self.state.window.summary(math.prod(self.run.config.model.shape))
+            line = self.state.interval.summary(math.prod(self.run.config.model.shape))
             line["lr"] = learning_rate(settings, done - 1)
             line["images_per_second"] = self.pace[0] * settings.batch_size / self.pace[1]
-            self.state.window.clear()
+            self.state.interval.clear()
             self.pace = (0, 0.0)
         if last or done % settings.evaluate_every == 0:
             line["held_out"] = held_out_bits(
@@ -235,7 +243,7 @@ class Trainer:
         if line:
             self.latest |= line
             log.write({"step": done, **line})
-        # Before the checkpoint: whatever dies in between is drawn again, and the same.
+        # Before the checkpoint: after a kill in between, the same grid is drawn again.
         if self.draws and self.world.writes and (last or done % settings.sample_every == 0):
             self._draw(log)
         if last or stopped or done % settings.checkpoint_every == 0:
@@ -246,9 +254,7 @@ class Trainer:
         """A grid of samples of the averaged weights."""
         step = self.state.step
         path = self.run.sample_grid(step)
-        picture = draw_grid(
-            path, self.average, self.run.config, self.world.device, self.reporter.notice
-        )
+        picture = draw_grid(path, self.average, self.run.config, self.reporter.notice)
         if picture is not None:
             log.show("samples", picture, step)
 
@@ -258,4 +264,4 @@ class Trainer:
             state = self.state
             tensors, keep = state.tensors(), self.settings.keep
             checkpoint.save(self.run.checkpoints, state.step, tensors, held_out, keep)
-            save_model(self.run.path, state.average.net.state_dict())
+            save_model(self.run.path, checkpoint.unshared(state.average.net.state_dict()))

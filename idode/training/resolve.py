@@ -1,0 +1,145 @@
+"""Which settings a training will have: those asked for, or those of the run it resumes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from torch import nn
+
+from idode.errors import InputError, choose
+from idode.nets.config import CustomNetConfig
+from idode.runs.config import Config, fit, override
+from idode.runs.folder import claim
+from idode.runs.presets import PRESETS
+from idode.runs.run import Run
+from idode.runs.systems import apply
+from idode.training import checkpoint
+from idode.training.finetuning import finetuned
+
+__all__ = ["check_net", "finetuning_config", "training_config"]
+
+
+def training_config(
+    config: str | Config | None,
+    *,
+    out: Path | None = None,
+    net: nn.Module | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    settings: Iterable[str] = (),
+    system: str | None = None,
+    resume: bool = False,
+    force: bool = False,
+) -> Config:
+    """The settings that :func:`idode.train` would use; nothing is written.
+
+    The arguments are those of :func:`idode.train`; without ``out`` no folder is looked at.
+    """
+    changes = _changes(settings, steps, seed)
+    found = None if out is None else claim(out, resume=resume, force=force)
+    if found is not None:
+        return _resumed_training(found, config, changes, system)
+    if config is None:
+        presets = ", ".join(PRESETS)
+        raise InputError(f"no preset is given: choose one of {presets}")
+    chosen = choose("preset", config, PRESETS) if isinstance(config, str) else config
+    if system is not None:
+        chosen = apply(chosen, system)
+    if net is not None:
+        chosen = replace(chosen, net=CustomNetConfig.of(net))
+    return override(chosen, changes)
+
+
+def finetuning_config(
+    run: Run,
+    *,
+    out: Path | None = None,
+    ratio: float | None = None,
+    probes: int | None = None,
+    unbiased: bool = False,
+    steps: int | None = None,
+    seed: int | None = None,
+    settings: Iterable[str] = (),
+    resume: bool = False,
+    force: bool = False,
+) -> Config:
+    """The settings that :func:`idode.finetune` would use; nothing is written.
+
+    The arguments are those of :func:`idode.finetune`; without ``out`` no folder is looked at.
+    """
+    if out is not None and out.resolve() == run.path.resolve():
+        raise InputError(f"{out} is the run to start from: give another folder for the new one")
+    changes = _changes(settings, steps, seed)
+    config = override(finetuned(run.config, ratio, probes, unbiased), changes)
+    found = None if out is None else claim(out, resume=resume, force=force)
+    if found is None:
+        return config
+    if found.config.objective != config.objective:
+        raise InputError(
+            f"{out} has another objective than is asked for: resume it with its own ratio, probes "
+            "and unbiased"
+        )
+    return _resumed(found, changes)
+
+
+def check_net(config: Config, net: nn.Module) -> None:
+    """Refuse another network than the configuration records, or one that cannot take the flag."""
+    given = CustomNetConfig.of(net).name
+    if isinstance(config.net, CustomNetConfig) and config.net.name != given:
+        raise InputError(
+            f"the run has a network of your own, {config.net.name}, and {given} is given: pass an "
+            "instance of the same class as net"
+        )
+    parameters = inspect.signature(net.forward).parameters.values()
+    takes_flag = any(p.name == "flag" or p.kind is p.VAR_KEYWORD for p in parameters)
+    if config.objective.augment and not takes_flag:
+        raise InputError(
+            f"objective.augment=true calls the network as net(x, t, flag=...), and {given} takes "
+            "no flag: add the argument, or leave augmentation off"
+        )
+
+
+def _changes(settings: Iterable[str], steps: int | None, seed: int | None) -> list[str]:
+    short = {"train.steps": steps, "train.seed": seed}
+    return [*settings, *(f"{name}={value}" for name, value in short.items() if value is not None)]
+
+
+def _resumed_training(
+    found: Run, config: str | Config | None, changes: list[str], system: str | None
+) -> Config:
+    """The settings of a run that is resumed; what is asked for besides must agree with them."""
+    stored = found.config
+    name = config.name if isinstance(config, Config) else config
+    if name not in (None, stored.name):
+        raise InputError(f"{found.path} is a run of {stored.name}: resume it without a preset")
+    resumed = _resumed(found, changes)
+    if isinstance(config, Config):
+        asked = config if system is None else apply(config, system)
+        if isinstance(stored.net, CustomNetConfig):
+            asked = replace(asked, net=stored.net)
+        asked = replace(override(asked, changes), data=stored.data, train=stored.train)
+        if fit(asked, stored.model.levels, stored.model.shape) != stored:
+            raise InputError(f"{found.path} has other settings than are given: resume it without")
+    if system is not None and override(apply(stored, system), changes) != resumed:
+        raise InputError(f"{found.path} is not a run of {system}: resume it without a system")
+    return resumed
+
+
+def _resumed(run: Run, changes: list[str]) -> Config:
+    """The stored settings with the changes that may be made to them: those of ``train``."""
+    config = override(run.config, changes)
+    if replace(config, train=run.config.train) != run.config:
+        raise InputError(
+            f"{run.path} has settings of its own: only those of `train` may change when it is "
+            "resumed; start another run for others"
+        )
+    done = max(checkpoint.steps(run.checkpoints), default=0)
+    if config.train.steps < done:
+        raise InputError(
+            f"{run.path} has done {done} steps, more than the {config.train.steps} asked for: "
+            "give as many or more, or leave the number out"
+        )
+    return config

@@ -1,0 +1,269 @@
+"""``idode.train`` and ``idode.finetune``: from settings and data to a trained run folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from idode.data.identity import same_data
+from idode.data.memory import MEMORY, Data, as_dataset, spec_of
+from idode.errors import InputError
+from idode.progress import Bar
+from idode.runs import SHIPPED
+from idode.runs.config import Config, fit, from_json, to_json
+from idode.runs.distributed import World, joined
+from idode.runs.folder import clear
+from idode.runs.run import Parent, Run, holds_run, open_run, shell_command
+from idode.training.finetuning import parent_of
+from idode.training.resolve import check_net, finetuning_config, training_config
+from idode.training.trainer import Trainer, TrainingResult
+
+__all__ = ["finetune", "train"]
+
+
+def train(
+    config: str | Config | None = None,
+    *,
+    out: Path | str,
+    data: Data | None = None,
+    net: nn.Module | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    settings: Iterable[str] = (),
+    system: str | None = None,
+    resume: bool = False,
+    force: bool = False,
+    device: str | None = None,
+    progress: bool = True,
+) -> Run:
+    """Train a model and keep it in a run folder.
+
+    Under ``torchrun`` all processes train one model together, and rank 0 writes the folder.
+    Ctrl-C (or SIGTERM) saves a checkpoint and raises ``KeyboardInterrupt``, whose text says what
+    is kept.
+
+    Args:
+        config: A preset such as ``"digits"``, or a :class:`~idode.runs.config.Config`; may be
+            left out to resume a run.
+        out: Folder of the run. Other files in it are never touched.
+        data: A spec such as ``"cifar10"`` or ``"folder:PATH"``, a data set, or a pair of arrays
+            ``(train, test)``; by default that of ``config``.
+        net: A network of your own, called as ``net(x, t)`` with ``x`` ``(B, *)`` and times ``t``
+            ``(B,)``, or as ``net(x, t, flag=...)`` with augmentation. It is copied, and needed
+            again to resume, fine-tune or load the run.
+        steps: Optimiser steps in all; by default those of ``config``.
+        seed: Seed of everything random; by default that of ``config``.
+        settings: Changes to any setting as ``"NAME=VALUE"``, such as ``"train.lr=1e-3"``.
+        system: Objective and schedule of a named system, such as ``"vdm"``.
+        resume: Continue the run in the folder from its last checkpoint, or start a new one if
+            there is none.
+        force: Replace the run in the folder.
+        device: Such as ``"cpu"`` or ``"cuda:1"``; by default the best available.
+        progress: Show a progress bar on stderr.
+
+    Returns:
+        The trained run; ``idode.load(run)`` is its model.
+    """
+    changes = tuple(settings)
+    job = _Job(Path(out), data, net, resume, force, progress)
+    with joined(device) as world:
+        agreed = _agreed(
+            world,
+            lambda: training_config(
+                config,
+                out=job.out,
+                net=net,
+                steps=steps,
+                seed=seed,
+                settings=changes,
+                system=system,
+                resume=resume,
+                force=force,
+            ),
+        )
+        run, result = job.carry_out(agreed, world)
+    return _finished(run, result, world)
+
+
+def finetune(
+    run: Run | Path | str,
+    *,
+    out: Path | str,
+    data: Data | None = None,
+    net: nn.Module | None = None,
+    ratio: float | None = None,
+    probes: int | None = None,
+    unbiased: bool = False,
+    steps: int | None = None,
+    seed: int | None = None,
+    settings: Iterable[str] = (),
+    resume: bool = False,
+    force: bool = False,
+    device: str | None = None,
+    progress: bool = True,
+) -> Run:
+    """Continue training with the second-order objective added, in a new run folder.
+
+    It starts from the averaged weights of ``run`` with a fresh optimiser. Processes and Ctrl-C are
+    as for :func:`train`.
+
+    Args:
+        run: The trained run, its folder, or ``"pretrained:NAME"``; it is not changed.
+        out: Folder of the new run.
+        data: As for :func:`train`; by default that of ``run``.
+        net: The network of ``run`` if it is one of your own; its weights do not matter.
+        ratio: Weight of the second-order term; by default that of ``run``.
+        probes: Hutchinson probes for each sample; by default those of ``run``.
+        unbiased: Square by two different probes, of which there must be at least two.
+        steps: Optimiser steps; by default ``finetune.steps`` of ``run``.
+        seed: Seed of everything random; by default that of ``run``.
+        settings: As for :func:`train`.
+        resume: As for :func:`train`.
+        force: As for :func:`train`.
+        device: As for :func:`train`.
+        progress: As for :func:`train`.
+
+    Returns:
+        The fine-tuned run.
+    """
+    changes = tuple(settings)
+    job = _Job(Path(out), data, net, resume, force, progress)
+    with joined(device) as world:
+        agreed = _agreed(
+            world,
+            lambda: finetuning_config(
+                open_run(run),
+                out=job.out,
+                ratio=ratio,
+                probes=probes,
+                unbiased=unbiased,
+                steps=steps,
+                seed=seed,
+                settings=changes,
+                resume=resume,
+                force=force,
+            ),
+        )
+        start, parent = None, None
+        if world.writes:  # the others get the weights from rank 0, which alone sees the folders
+            trained = open_run(run)
+            start = trained.net(net).state_dict()
+            parent = parent_of(trained, _name_of(run, trained))
+        tuned, result = job.carry_out(agreed, world, start, parent)
+    return _finished(tuned, result, world)
+
+
+def _name_of(given: Run | Path | str, opened: Run) -> str:
+    """How the new run records where it started: ``pretrained:NAME``, or an absolute path."""
+    shipped = not isinstance(given, Run) and str(given).startswith(SHIPPED)
+    return str(given) if shipped else str(opened.path.resolve())
+
+
+def _agreed(world: World, decide: Callable[[], Config]) -> Config:
+    """What rank 0 decides, on all processes: the others may not even see the run folder."""
+    text = json.dumps(to_json(decide())) if world.writes else ""
+    return from_json(json.loads(world.agree(text)))
+
+
+def _finished(run: Run, result: TrainingResult, world: World) -> Run:
+    """The run; an interruption is raised only now that the processes have parted in order."""
+    if not result.interrupted:
+        return run
+    if not world.writes:
+        raise KeyboardInterrupt
+    raise KeyboardInterrupt(
+        f"interrupted: {run.path} is saved after step {result.step}; resume it to continue"
+    )
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Where to train and on what: the arguments that training and fine-tuning share."""
+
+    out: Path
+    data: Data | None
+    net: nn.Module | None
+    resume: bool
+    force: bool
+    progress: bool
+
+    def carry_out(
+        self,
+        config: Config,
+        world: World,
+        start: Mapping[str, Tensor] | None = None,
+        parent: Parent | None = None,
+    ) -> tuple[Run, TrainingResult]:
+        """Load the data, take over the folder and train.
+
+        Args:
+            config: Settings, not yet for the shape of the data.
+            world: This process's place among all.
+            start: Weights to start from; by default fresh ones.
+            parent: Where they come from.
+        """
+        given = self._data(config)
+        data = as_dataset(given)
+        fitted = fit(replace(config, data=spec_of(given)), data.levels, data.shape)
+        if start is not None and fitted.net != config.net:
+            raise InputError(
+                f"the model to start from is for samples of shape {config.model.shape} with "
+                f"levels {config.model.levels}, {data.identity.name} has {data.shape} and "
+                f"{data.levels}: choose data of its kind"
+            )
+        if self.net is not None:
+            check_net(config, self.net)
+        begun = world.writes and self.resume and holds_run(self.out)
+        before = open_run(self.out) if begun else None
+        run = Run(self.out, fitted, data.identity, _origin(before, parent))
+        trainer = Trainer(run, data, world, start=start, net=self.net)  # writes nothing yet
+        if before is not None:
+            _check_data(before, run)
+        elif world.writes and self.force:
+            clear(self.out)
+        with Bar(fitted.train.steps, not (self.progress and world.writes)) as bar:
+            if world.writes:
+                trainer.reporter = bar
+            if self.resume and before is None:
+                bar.notice(f"there is no run in {self.out} to resume: a new one starts")
+            return run, trainer.train()
+
+    def _data(self, config: Config) -> Data:
+        """The data that was given, or what the configuration names."""
+        chosen = config.data if self.data is None else self.data
+        if chosen is None:
+            raise InputError(f"{config.name} has no data set of its own: give the data")
+        if isinstance(chosen, str) and chosen == MEMORY:
+            raise InputError(
+                f"{config.name} was trained on arrays in memory, which are not stored: give the "
+                "data"
+            )
+        return chosen
+
+
+def _origin(before: Run | None, parent: Parent | None) -> Parent | None:
+    """What the run started from; for a resumed run only the address of that may change."""
+    began = None if before is None else before.parent
+    if before is None or began is None or parent is None:
+        return parent or began
+    if began.sha256 != parent.sha256:
+        command = shell_command("train", "--resume", "--out", before.path)
+        raise InputError(
+            f"{before.path} began from {began}, and {parent} is given: give that one, or continue "
+            f"from the last checkpoint by {command}"
+        )
+    return parent
+
+
+def _check_data(before: Run, run: Run) -> None:
+    """A run is resumed with the data it began with."""
+    began, given = before.identity, run.identity
+    if began is not None and given is not None and not same_data(began, given):
+        raise InputError(
+            f"{run.path} began with other data ({began}) than is given ({given}): resume with its "
+            "own"
+        )
