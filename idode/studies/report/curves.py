@@ -1,4 +1,4 @@
-"""What training wrote down about itself: ``metrics.jsonl`` as curves."""
+"""The curves of a training, read from its ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TrainingCurve", "after", "training_curve"]
+__all__ = ["TrainingCurve", "continued", "training_curve"]
 
 Points = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
 class TrainingCurve:
-    """Pairs of step and bits/dim, or speed."""
+    """Pairs of step and value."""
 
-    loss: Points  # mean over the interval of what is minimised
-    held_out: Points  # SDE bound on the test split
-    speed: Points  # images a second, mean over the interval; evaluation takes no part
-    begun: int = 0  # the last step of the run this one started from, all before it is that run's
+    loss: Points  # bits/dim, mean of the objective over the interval
+    held_out: Points  # bits/dim, SDE bound on the test split
+    speed: Points  # images a second, mean over the interval, without the time of evaluation
+    finetuned_after: int = 0  # steps up to this one belong to the run that was fine-tuned
 
 
 def training_curve(metrics: Path) -> TrainingCurve:
-    """The curves in a file of metrics; empty where there is none, as for an imported model."""
+    """Read a file of metrics; the curves are empty if there is none, as for an imported model."""
     if not metrics.exists():
         return TrainingCurve((), (), ())
     lines: list[dict[str, Any]] = []
@@ -32,7 +32,7 @@ def training_curve(metrics: Path) -> TrainingCurve:
         try:
             line = json.loads(text)
         except ValueError:
-            continue  # torn by the death of its writer
+            continue  # cut off when the process was killed
         if isinstance(line, dict) and isinstance(line.get("step"), int):
             lines.append(line)
     loss, held_out, speed = (
@@ -41,10 +41,14 @@ def training_curve(metrics: Path) -> TrainingCurve:
     return TrainingCurve(loss, held_out, speed)
 
 
-def after(before: TrainingCurve, own: TrainingCurve, step: int | None = None) -> TrainingCurve:
-    """The curve of a run behind that of the run it started from, with steps counted on.
+def continued(before: TrainingCurve, own: TrainingCurve, step: int | None = None) -> TrainingCurve:
+    """The curve of a fine-tuned run appended to that of the run it started from.
 
-    It started after ``step``, or after all that is known of; what came later is not its past.
+    Args:
+        before: Of the run it started from.
+        own: Of the fine-tuned run; its steps are counted on from ``step``.
+        step: The step it started after; by default the last one in ``before``. Later points of
+            ``before`` are left out.
     """
     known = (place for pairs in (before.loss, before.held_out) for place, _ in pairs)
     last = max(known, default=0) if step is None else step
@@ -58,7 +62,7 @@ def after(before: TrainingCurve, own: TrainingCurve, step: int | None = None) ->
         loss=joined(before.loss, own.loss),
         held_out=joined(before.held_out, own.held_out),
         speed=joined(before.speed, own.speed),
-        begun=last,
+        finetuned_after=last,
     )
 
 

@@ -1,4 +1,4 @@
-"""The figures of a report: matplotlib's objects, and none of its global state."""
+"""The figures of reports and comparisons, made without matplotlib's global state."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from matplotlib.figure import Figure, SubFigure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idode.likelihood.estimator import uniform_start
+from idode.likelihood.bits_per_dim import BitsPerDim
+from idode.likelihood.dequantization import uniform_start
 from idode.sampling.pictures import to_bytes
 from idode.studies.report.curves import TrainingCurve
-from idode.studies.report.levels import NoiseLevels
-from idode.studies.report.values import Value
+from idode.studies.report.noise_levels import NoiseLevels
 
 __all__ = [
     "Band",
@@ -34,7 +34,7 @@ __all__ = [
 
 BLUE, ORANGE, GREEN, INK, FAINT = "#2b6cb0", "#c05621", "#2f855a", "#2d3748", "#a0aec0"
 COLOURS = (FAINT, BLUE, ORANGE, GREEN)
-MANY = (  # told apart by twelve or more systems in one figure
+MANY = (  # for figures of up to twelve systems; more repeat them with another line style
     INK, BLUE, ORANGE, GREEN, "#805ad5", "#d53f8c", "#319795", "#b7791f", "#e53e3e", "#63b3ed",
     "#68d391", "#9f7aea",
 )  # fmt: skip
@@ -73,7 +73,7 @@ def _label(ax: Axes, x: str, y: str, title: str = "") -> None:
 
 
 def training(curve: TrainingCurve) -> Figure:
-    """Loss and held-out bound against steps; the cliff of the first tenth is cut off."""
+    """Loss and held-out bound against steps; the axis fits all but the first tenth of them."""
     figure, (ax,) = _figure(3.4)
     series = (("training loss", curve.loss, FAINT), ("SDE bound, test", curve.held_out, BLUE))
     shown: list[float] = []
@@ -87,8 +87,10 @@ def training(curve: TrainingCurve) -> Figure:
     if shown:
         low, high = min(shown), max(shown)
         ax.set_ylim(low - 0.05 * (high - low) - 0.01, high + 0.1 * (high - low) + 0.01)
-    if curve.begun:
-        ax.axvline(curve.begun, color=INK, linewidth=0.9, linestyle="--", label="fine-tuning")
+    if curve.finetuned_after:
+        ax.axvline(
+            curve.finetuned_after, color=INK, linewidth=0.9, linestyle="--", label="fine-tuning"
+        )
     _label(ax, "optimiser step", "bits/dim")
     ax.legend(frameon=False, fontsize=9)
     return figure
@@ -96,7 +98,7 @@ def training(curve: TrainingCurve) -> Figure:
 
 @dataclass(frozen=True)
 class Band:
-    """A curve as the mean over several runs, and the range they span."""
+    """Mean and range of a curve over several runs."""
 
     x: tuple[float, ...]
     mean: tuple[float, ...]
@@ -105,13 +107,13 @@ class Band:
 
 
 def convergence(bands: Mapping[str, Band], x: str, level: float | None, name: str) -> Figure:
-    """Curves of many systems; the start and what is far off all others leave the axis.
+    """Curves of many systems; the axis leaves out the start and systems far above the others.
 
     Args:
-        bands: By system.
-        x: Label of the axis.
+        bands: Curves by system.
+        x: Label of the horizontal axis.
         level: A value to mark, or none.
-        name: What it is.
+        name: Its label.
     """
     figure, (ax,) = _figure(4.4)
     tails: list[float] = []
@@ -137,8 +139,8 @@ def dots(rows: Mapping[str, Mapping[str, tuple[float, float]]], x: str) -> Figur
     """A line for each row with a dot and an error bar for each kind of value.
 
     Args:
-        rows: For each row its kinds of value as mean and standard error.
-        x: Label of the axis.
+        rows: For each row, mean and standard error by kind of value.
+        x: Label of the horizontal axis.
     """
     figure, (ax,) = _figure(1.2 + 0.32 * len(rows))
     kinds = list(dict.fromkeys(kind for values in rows.values() for kind in values))
@@ -164,7 +166,7 @@ def dots(rows: Mapping[str, Mapping[str, tuple[float, float]]], x: str) -> Figur
 
 
 def time_densities(noise: NoiseLevels) -> Figure:
-    """Where each density puts its noise levels, and the variance that leaves."""
+    """Quantiles of each distribution of noise levels, and the variance of the loss under it."""
     figure, (left, right) = _figure(3.4, columns=2)
     for curve, colour in zip(noise.densities, COLOURS, strict=False):
         left.plot(curve.t, curve.gamma, color=colour, linewidth=1.8, label=curve.name)
@@ -186,7 +188,7 @@ def time_densities(noise: NoiseLevels) -> Figure:
 
 
 def squared_errors(noise: NoiseLevels) -> Figure:
-    """Mean square error of noise and of velocity along the clock."""
+    """Mean square error of noise and of velocity over time."""
     figure, (ax,) = _figure(3.4)
     ax.plot(noise.time, noise.noise_error, color=ORANGE, marker="o", markersize=3, label="noise")
     ax.plot(
@@ -203,10 +205,11 @@ def squared_errors(noise: NoiseLevels) -> Figure:
     return figure
 
 
-def uniform_starts(starts: Sequence[Value], levels: int) -> Figure:
+def uniform_starts(starts: Sequence[BitsPerDim], levels: int) -> Figure:
     """Uniform dequantization against its start, with error bars over images."""
     figure, (ax,) = _figure(3.2)
-    gammas = [float(value.settings.start or 0) for value in starts]
+    ways = [value.settings.dequantization for value in starts]
+    gammas = [way.start for way in ways if way is not None and way.start is not None]
     means = [value.mean for value in starts]
     bars = [value.standard_error for value in starts]
     ax.errorbar(
@@ -220,7 +223,7 @@ def uniform_starts(starts: Sequence[Value], levels: int) -> Figure:
     return figure
 
 
-def histogram(value: Value, pixels: Tensor, levels: int | None, shown: int = 8) -> Figure:
+def histogram(value: BitsPerDim, pixels: Tensor, levels: int | None, shown: int = 8) -> Figure:
     """Bits/dim of each image, and for images the most and the least likely ones."""
     with_images = levels is not None and pixels.ndim == 4 and pixels.shape[1] in (1, 3)
     figure = Figure(figsize=(WIDTH, 5.0 if with_images else 3.0), layout="constrained")
@@ -267,7 +270,7 @@ def _image(ax: Axes, pixels: Tensor, levels: int, title: str) -> None:
 
 
 def points(drawn: Tensor, data: Tensor) -> Figure:
-    """Continuous samples beside data: the first two coordinates, or a histogram of the only."""
+    """Continuous samples and data: their first two coordinates, or a histogram if there is one."""
     figure, (ax,) = _figure(4.5)
     if drawn[0].numel() == 1:
         ax.hist(data.flatten().numpy(), bins=40, density=True, color=FAINT, label="test data")

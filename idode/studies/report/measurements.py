@@ -1,36 +1,50 @@
-"""Everything a report shows, computed from a run and its data."""
+"""The numbers of a report, computed from a run and its data."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from idode.data import Dataset, Identity
+from idode.batches import to_tensor
+from idode.data.identity import Identity
+from idode.data.prepared import Dataset
 from idode.diffusion.model import DiffusionODE
 from idode.diffusion.noise_levels import Adaptive, Designed, NoiseLevelDistribution, UniformGamma
 from idode.errors import InputError
-from idode.likelihood.calibration import Pilot
-from idode.likelihood.dequantization import centres
-from idode.likelihood.sde_bound import SDEBound, sde_bound
+from idode.evaluation.likelihood import sde_bound
+from idode.likelihood.bits_per_dim import BitsPerDim
+from idode.likelihood.calibration import SolverCalibration
+from idode.likelihood.dequantization import clean_data
+from idode.likelihood.sde_bound import SDEBound
+from idode.nets.config import CustomNetConfig
 from idode.runs.run import Parent, Run
-from idode.sampling import Samples, sample
-from idode.studies.report.curves import TrainingCurve, after, training_curve
-from idode.studies.report.effort import FAST, Effort
-from idode.studies.report.levels import NoiseLevels, noise_levels
-from idode.studies.report.values import Value, bounds, engine, uniform_starts
+from idode.sampling.samples import Samples, sample
+from idode.studies.report.bounds import CalibratedModel
+from idode.studies.report.curves import TrainingCurve, continued, training_curve
+from idode.studies.report.noise_levels import NoiseLevels, measure_noise_levels
+from idode.studies.report.settings import FAST, ReportSettings
 from idode.training.checkpoint import load_latest
 from idode.training.objective import build_density
 
-__all__ = ["STAGES", "Likelihoods", "Measurements", "Smoothness", "measure", "plain", "stages"]
+__all__ = [
+    "STAGES",
+    "Cost",
+    "Likelihoods",
+    "Measurements",
+    "distributions",
+    "measure",
+    "stages",
+    "started_from",
+    "whole_curve",
+]
 
 STAGES = ("noise levels", "test images", "bounds", "uniform starts", "samples", "before")
 
@@ -39,24 +53,24 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Likelihoods:
-    """Values of one model on the first test images."""
+    """Bits/dim of one model on the first test images."""
 
-    test: Value  # truncated normal, K = 1, one draw for each of many images
-    pixels: Tensor  # (N, *) those images
-    sde: SDEBound | None  # on the same; continuous data has none
-    bounds: tuple[Value, ...]
-    starts: tuple[Value, ...]
-    pilot: Pilot  # with the grid all of them were solved on
-    nfe: int  # evaluations of one solve on it
+    test: BitsPerDim  # truncated normal, K = 1, one draw for each image
+    data: Tensor  # (N, *) those images
+    sde: SDEBound | None  # on the same images; None for continuous data
+    bounds: tuple[BitsPerDim, ...]
+    starts: tuple[BitsPerDim, ...]  # empty for continuous data
+    calibration: SolverCalibration  # of the solver that all of them used
+    nfe: int  # evaluations of one solve
 
 
 @dataclass(frozen=True)
-class Smoothness:
-    """What a run costs to solve, and how good it is."""
+class Cost:
+    """Evaluations of the network that a run needs, and its bits/dim."""
 
     name: str
-    value: Value  # truncated normal, K = 1
-    likelihood_nfe: int  # evaluations on the tuned grid
+    value: BitsPerDim  # truncated normal, K = 1
+    likelihood_nfe: int  # on the calibrated grid
     sampling_nfe: float  # Dormand-Prince at 1e-5, the paper's measure
 
 
@@ -65,61 +79,85 @@ class Measurements:
     """The numbers of a report."""
 
     run: Path
-    name: str
-    identity: Identity  # of the data it is shown on
-    trained_on: Identity | None  # unknown for an imported model
-    parent: Parent | None  # what it was fine-tuned from
-    effort: Effort
+    name: str  # of the configuration
+    identity: Identity  # of the data that was measured on
+    trained_on: Identity | None  # None for an imported model
+    parent: Parent | None  # what the run was fine-tuned from
+    settings: ReportSettings
     parameters: int
-    curve: TrainingCurve  # behind that of the run before, where this one started from it
+    curve: TrainingCurve  # includes that of the run it was fine-tuned from, where known
     noise: NoiseLevels
     likelihoods: Likelihoods
     samples: Samples
-    smoothness: tuple[Smoothness, ...]  # of the run to compare with, where given, and of this one
+    costs: tuple[Cost, ...]  # of the run to compare with, if there is one, and of this run
     tuned: bool  # whether this run was fine-tuned from the one it is compared with
-    second_order: bool  # whether it has that term, and the one before had not
+    second_order: bool  # whether its objective is of second order and the earlier one was not
     seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON; a number that is not finite becomes ``None``."""
+        found: dict[str, Any] = _plain(self, top=True)
+        return found
+
+
+def _plain(value: object, top: bool = False) -> Any:  # noqa: ANN401  JSON
+    own = None if top else getattr(value, "to_json", None)
+    if own is not None:
+        return _plain(own())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _plain(entry) for name, entry in value.items()}
+    if isinstance(value, Tensor):
+        return _plain(value.tolist())
+    if isinstance(value, tuple | list):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value) if isinstance(value, Path) else value
 
 
 def stages(before: bool) -> tuple[str, ...]:
-    """What :func:`measure` tells of, in order, with or without a run to compare with."""
+    """The stages of :func:`measure` in order, with or without a run to compare with."""
     return STAGES if before else STAGES[:-1]
 
 
 def measure(
     run: Run,
     data: Dataset,
-    effort: Effort = FAST,
+    settings: ReportSettings = FAST,
     *,
     before: Run | None = None,
+    net: nn.Module | None = None,
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
 ) -> Measurements:
-    """Compute all of a report.
+    """Compute all numbers of a report.
 
     Args:
         run: The trained run.
-        data: Its data; the test split is used throughout.
-        effort: How much to compute.
-        before: The run to compare with, such as the one this was fine-tuned from.
+        data: Its data; only the test split is used.
+        settings: How much to compute.
+        before: A run to compare with, such as the one this run was fine-tuned from.
+        net: An instance of the user's own network, for runs that were trained with one.
         device: Where to compute.
-        progress: Called with each of :func:`stages` as it begins.
+        progress: Called with the name of each of the :func:`stages` when it begins.
     """
-    began, tell = time.perf_counter(), progress or (lambda stage: None)
-    work = _Work(data, effort, device)
+    began, begin = time.perf_counter(), progress or (lambda stage: None)
+    parts = _Parts(data, settings, device, net)
     for each in (run, before):
         if each is not None:
-            work.check(each)
-    model = run.model(device)
-    tell("noise levels")
-    noise = work.noise(run, model)
-    found = work.likelihoods(model, tell)
-    tell("samples")
-    drawn = work.samples(model)
-    smoothness: tuple[Smoothness, ...] = ()
+            parts.check(each)
+    model = parts.model(run)
+    begin("noise levels")
+    noise = parts.noise(run, model)
+    found = parts.likelihoods(model, begin)
+    begin("samples")
+    drawn = parts.samples(model)
+    earlier: tuple[Cost, ...] = ()
     if before is not None:
-        tell("before")
-        smoothness = (work.smoothness(before),)
+        begin("before")
+        earlier = (parts.cost(before),)
     parent = before if before is not None and started_from(run, before) else None
     return Measurements(
         run=run.path,
@@ -127,13 +165,13 @@ def measure(
         identity=data.identity,
         trained_on=run.identity,
         parent=run.parent,
-        effort=effort,
+        settings=settings,
         parameters=sum(w.numel() for w in run.weights().values()),
         curve=whole_curve(run, parent),
         noise=noise,
         likelihoods=found,
         samples=drawn,
-        smoothness=(*smoothness, Smoothness(run.config.name, found.test, found.nfe, drawn.nfe)),
+        costs=(*earlier, Cost(run.config.name, found.test, found.nfe, drawn.nfe)),
         tuned=parent is not None,
         second_order=run.config.objective.second_order
         and not (parent is not None and parent.config.objective.second_order),
@@ -142,82 +180,87 @@ def measure(
 
 
 def started_from(run: Run, before: Run) -> bool:
-    """Whether a run was fine-tuned from another, by its weights or by its folder."""
+    """Whether a run was fine-tuned from another: the weights agree, or the folders do."""
     if run.parent is None:
         return False
     return run.parent.has(before) or Path(run.parent.run).resolve() == before.path.resolve()
 
 
 def whole_curve(run: Run, parent: Run | None) -> TrainingCurve:
-    """Of a run, behind that of the one it was fine-tuned from."""
+    """The training curve of a run, after that of ``parent`` if it was fine-tuned from it."""
     own = training_curve(run.metrics)
     if parent is None or run.parent is None:
         return own
-    return after(training_curve(parent.metrics), own, run.parent.step)
+    return continued(training_curve(parent.metrics), own, run.parent.step)
 
 
 @dataclass(frozen=True)
-class _Work:
-    """Data and effort, which every measurement shares."""
+class _Parts:
+    """What all parts of a report share: data, settings and device."""
 
     data: Dataset
-    effort: Effort
+    settings: ReportSettings
     device: torch.device | str
+    net: nn.Module | None
 
     def check(self, run: Run) -> None:
-        """Find what is wrong with a run now, and not after the work on another."""
+        """Refuse a run that cannot be measured before any work is done."""
         data, wanted = self.data, run.config.model
         data.expect(wanted.shape, wanted.levels, str(run.path))
-        run.net()
+        self.model(run)
         if len(data.test) == 0:
             raise InputError(f"{data.identity.name} has no test split: a report needs one")
 
-    def rows(self, count: int) -> Tensor:
-        """The first test samples; integers as int32, which every operation knows."""
-        rows = np.asarray(self.data.test[:count])
-        kind = np.int32 if self.data.levels is not None else np.float32
-        return torch.from_numpy(rows.astype(kind)).to(self.device)
+    def model(self, run: Run) -> DiffusionODE:
+        own = isinstance(run.config.net, CustomNetConfig)
+        return run.model(self.device, self.net if own else None)
+
+    def images(self, count: int) -> Tensor:
+        """The first test samples, on the device."""
+        return to_tensor(self.data.test[:count]).to(self.device)
 
     def noise(self, run: Run, model: DiffusionODE) -> NoiseLevels:
-        rows, effort = self.rows(self.effort.data), self.effort
-        x0 = rows if model.levels is None else centres(rows, model.levels)
-        source = torch.Generator().manual_seed(effort.seed)
-        shown = densities(run, model)
-        return noise_levels(model, x0, shown, effort.levels, effort.noises, source)
+        s = self.settings
+        x0 = clean_data(self.images(s.level_images), model.levels, torch.float32)
+        generator = torch.Generator().manual_seed(s.seed)
+        shown = distributions(run, model)
+        return measure_noise_levels(model, x0, shown, s.levels, s.level_draws, generator)
 
-    def likelihoods(self, model: DiffusionODE, tell: Progress) -> Likelihoods:
-        effort = self.effort
-        tell("test images")
-        solve = engine(model, self.rows(effort.pilot), effort.tolerance, effort.seed)
-        pixels = self.rows(effort.images)
-        test = solve.values(pixels, solve.settings, (1,))[0]
-        sde = None
+    def likelihoods(self, model: DiffusionODE, begin: Progress) -> Likelihoods:
+        s = self.settings
+        begin("test images")
+        calibrated, images = self._calibrated(model), self.images(s.images)
+        test, sde = calibrated.value(images), None
         if model.levels is not None:
-            sde = sde_bound(model, pixels, draws=effort.sde_draws, seed=effort.seed)
-        tell("bounds")
-        table = bounds(solve, self.rows(effort.limit))
-        tell("uniform starts")
-        starts: tuple[Value, ...] = ()
+            sde = sde_bound(model, images, draws=s.sde_draws, seed=s.seed)
+        begin("bounds")
+        table = calibrated.table(self.images(s.bounds_images))
+        begin("uniform starts")
+        starts: tuple[BitsPerDim, ...] = ()
         if model.levels is not None:
-            starts = uniform_starts(solve, self.rows(effort.start_images), effort.starts)
-        return Likelihoods(test, pixels.cpu(), sde, table, starts, solve.pilot, solve.nfe)
+            starts = calibrated.uniform_starts(self.images(s.start_images), s.starts)
+        used = calibrated.calibration
+        return Likelihoods(test, images.cpu(), sde, table, starts, used, calibrated.nfe)
 
     def samples(self, model: DiffusionODE) -> Samples:
-        source = torch.Generator().manual_seed(self.effort.seed)
-        drawn = sample(model, self.effort.samples, self.data.shape, source, device=self.device)
+        drawn = sample(model, self.settings.samples, seed=self.settings.seed)
         if not drawn.complete:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt  # a report shows all of its samples, or is not written
         return drawn
 
-    def smoothness(self, run: Run) -> Smoothness:
-        model, effort = run.model(self.device), self.effort
-        solve = engine(model, self.rows(effort.pilot), effort.tolerance, effort.seed)
-        value = solve.values(self.rows(effort.images), solve.settings, (1,))[0]
-        return Smoothness(run.config.name, value, solve.nfe, self.samples(model).nfe)
+    def cost(self, run: Run) -> Cost:
+        model = self.model(run)
+        calibrated = self._calibrated(model)
+        value = calibrated.value(self.images(self.settings.images))
+        return Cost(run.config.name, value, calibrated.nfe, self.samples(model).nfe)
+
+    def _calibrated(self, model: DiffusionODE) -> CalibratedModel:
+        s = self.settings
+        return CalibratedModel.calibrate(model, self.images(s.pilot_images), s.tolerance, s.seed)
 
 
-def densities(run: Run, model: DiffusionODE) -> dict[str, NoiseLevelDistribution]:
-    """The two that every run can be compared on, and the run's own if it is another."""
+def distributions(run: Run, model: DiffusionODE) -> dict[str, NoiseLevelDistribution]:
+    """Distributions of noise levels to show: uniform, designed, and the run's own if another."""
     ends = model.gamma_min, model.gamma_max
     found: dict[str, NoiseLevelDistribution] = {
         "uniform": UniformGamma(*ends),
@@ -230,21 +273,8 @@ def densities(run: Run, model: DiffusionODE) -> dict[str, NoiseLevelDistribution
     if isinstance(density, Adaptive):
         saved = load_latest(run.checkpoints, lambda text: None)
         if saved is None:
-            return found  # it was learned beside the network, and is not part of the model
+            return found  # it is learned with the network and stored in checkpoints only
         learned = {k.removeprefix("density/"): v for k, v in saved[1].items() if "density/" in k}
         density.load_state_dict({k: learned[k] for k in density.state_dict()})
         density.requires_grad_(False)
     return {**found, own: density}
-
-
-def plain(value: object) -> Any:  # noqa: ANN401  JSON
-    """A measurement as JSON values; what is not a finite number becomes ``None``."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Tensor):
-        return plain(value.tolist())
-    if isinstance(value, tuple | list):
-        return [plain(entry) for entry in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return str(value) if isinstance(value, Path) else value

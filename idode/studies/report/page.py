@@ -1,4 +1,4 @@
-"""Sections to one HTML file that needs nothing beside it, a Markdown file, and PNG files."""
+"""A page of sections, written as one self-contained HTML file, a Markdown file and PNG files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from idode.errors import InputError
+from idode.runs.folder import REPORT_FILES
 from idode.storage import write_atomically
 
-__all__ = ["HTML", "MARKDOWN", "Section", "Table", "render_html", "render_markdown", "write"]
+__all__ = ["Section", "Table", "check_folder", "render_html", "render_markdown", "write_page"]
 
-HTML, MARKDOWN = "report.html", "report.md"
-GENERATOR = '<meta name="generator" content="idode">'  # by which we know our own pages
 ABOUT = "The run"  # heading of the facts
 STYLE = """
 :root { color-scheme: light; }
@@ -52,7 +51,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, then a picture or a table or both, then what they show and how it was made.
+    """A heading, a picture or a table or both, and a caption.
 
     ``key`` is the name of the PNG file; ``pixelated`` pictures are enlarged without smoothing.
     """
@@ -70,10 +69,10 @@ def render_html(
     lead: str,
     facts: Mapping[str, str],
     sections: Sequence[Section],
-    note: str,
+    footer: str,
     about: str = ABOUT,
 ) -> str:
-    """The page, with its pictures inside."""
+    """The page as HTML with the pictures inside."""
     rows = "".join(f"<tr><td>{_e(k)}</td><td>{_e(v)}</td></tr>" for k, v in facts.items())
     body = "\n".join(_section(s) for s in sections)
     return f"""<!doctype html>
@@ -81,7 +80,7 @@ def render_html(
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-{GENERATOR}
+<meta name="generator" content="idode">
 <title>{_e(title)}</title>
 <link rel="icon" href="data:,">
 <style>{STYLE}</style>
@@ -92,7 +91,7 @@ def render_html(
 <p class="lead">{_e(lead)}</p>
 <section id="run"><h2>{_e(about)}</h2><table class="facts">{rows}</table></section>
 {body}
-<footer>{_e(note)}</footer>
+<footer>{_e(footer)}</footer>
 </main>
 </body>
 </html>
@@ -126,10 +125,10 @@ def render_markdown(
     lead: str,
     facts: Mapping[str, str],
     sections: Sequence[Section],
-    note: str,
+    footer: str,
     about: str = ABOUT,
 ) -> str:
-    """The same text, with the pictures as files beside it."""
+    """The page as Markdown, which refers to the pictures as files."""
     run = Table((about.lower(), ""), tuple(facts.items()))
     parts = [f"# {title}", lead, _rows(run)]
     for section in sections:
@@ -139,7 +138,7 @@ def render_markdown(
         if section.table is not None:
             parts.append(_rows(section.table))
         parts.append(section.caption)
-    return "\n\n".join([*parts, note]) + "\n"
+    return "\n\n".join([*parts, footer]) + "\n"
 
 
 def _rows(table: Table) -> str:
@@ -151,33 +150,42 @@ def _rows(table: Table) -> str:
     )
 
 
-def write(
+def write_page(
     folder: Path,
     title: str,
     lead: str,
     facts: Mapping[str, str],
     sections: Sequence[Section],
-    note: str,
-    force: bool = False,
+    footer: str,
     about: str = ABOUT,
-    names: tuple[str, str] = (HTML, MARKDOWN),
+    names: Sequence[str] = REPORT_FILES[:2],
 ) -> Path:
-    """Write ``report.html``, ``report.md`` and the pictures to a folder; the path of the page.
+    """Write the page and its pictures to a folder, replacing files of the same names.
 
-    Nothing that exists is replaced without ``force``, which asks no questions; the page comes
-    last, so that a folder with a page is complete.
+    The HTML file is written last, so that a folder which has one is complete.
+
+    Args:
+        folder: Created where it does not exist.
+        title: Heading of the page.
+        lead: One sentence below it.
+        facts: Names and values of the first table.
+        sections: The rest of the page.
+        footer: Last line.
+        about: Heading of the first table.
+        names: Of the HTML and the Markdown file.
+
+    Returns:
+        The path of the HTML file.
     """
-    if not force:
-        refuse_existing(folder, force)
-    words = title, lead, facts, sections, note, about
+    content = title, lead, facts, sections, footer, about
     page, text = (folder / name for name in names)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for section in sections:
             if section.png is not None:
                 (folder / f"{section.key}.png").write_bytes(section.png)
-        write_atomically(text, render_markdown(*words))
-        write_atomically(page, render_html(*words))
+        write_atomically(text, render_markdown(*content))
+        write_atomically(page, render_html(*content))
     except OSError as error:
         raise InputError(
             f"cannot write to {folder} ({error.strerror}): give a folder you may write to"
@@ -185,18 +193,16 @@ def write(
     return page
 
 
-def refuse_existing(folder: Path, force: bool, ours: bool = False) -> None:
-    """Refuse a file, and a folder that holds anything but a report that may be replaced.
-
-    ``ours``: a folder for reports alone, which may hold half of one.
-    """
+def check_folder(folder: Path, force: bool) -> None:
+    """Refuse a folder with other files than those of a report, or with a report unless forced."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: give a folder for the report")
-    if not folder.exists() or not any(folder.iterdir()):
-        return
-    page = folder / HTML
-    ours = ours or (page.is_file() and GENERATOR.encode() in page.read_bytes()[:2000])
-    if not ours:
-        raise InputError(f"{folder} is not empty and holds no report: give another folder")
-    if not force:
-        raise InputError(f"{folder} holds a report: replace it by --force, or give another folder")
+    found = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    # Hidden files are what a process killed while writing leaves behind.
+    names = {name for name in found if not name.startswith(".")}
+    if others := sorted(names - set(REPORT_FILES)):
+        raise InputError(
+            f"{folder} holds {others[0]}, which is not part of a report: give another folder"
+        )
+    if names and not force:
+        raise InputError(f"{folder} holds a report: give another folder, or force to replace it")

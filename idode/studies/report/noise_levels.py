@@ -1,6 +1,6 @@
-r"""What happens at each noise level: errors of the network, and the variance they cause.
+r"""Errors of the network at each noise level, and the variance of the loss they cause.
 
-One set of draws serves every figure. With :math:`L = \frac12\|\epsilon - \hat\epsilon\|^2` at
+All figures use the same draws. With :math:`L = \frac12\|\epsilon - \hat\epsilon\|^2` at
 :math:`\gamma` known, the variance of :math:`L/p` is that of :math:`L` over :math:`p^2` for any
 density :math:`p`, so the densities are compared on the same noise (math.md: loss-variance).
 """
@@ -19,14 +19,14 @@ from idode.diffusion.objectives import first_order
 from idode.diffusion.predictors import NORMALIZED_VELOCITY
 from idode.studies.loss_variance import loss_variance
 
-__all__ = ["DensityCurve", "NoiseLevels", "noise_levels"]
+__all__ = ["DensityCurve", "NoiseLevels", "measure_noise_levels"]
 
 BATCH = 256
 
 
 @dataclass(frozen=True)
 class DensityCurve:
-    """One way of choosing noise levels."""
+    """A distribution of noise levels and the variance of the loss under it."""
 
     name: str
     t: Tensor  # (T,) in [0, 1]
@@ -37,23 +37,23 @@ class DensityCurve:
 
 @dataclass(frozen=True)
 class NoiseLevels:
-    """The network's squared error along the clock, and what each density makes of it."""
+    """Squared errors of the network over gamma, and the variance under each distribution."""
 
     gamma: Tensor  # (G,) equally spaced
     time: Tensor  # (G,) gamma scaled to [0, 1]
-    noise_error: Tensor  # (G,) mean square error of a dimension of the noise
-    velocity_error: Tensor  # (G,) of the normalised velocity
+    noise_error: Tensor  # (G,) mean square error of the predicted noise, per dimension
+    velocity_error: Tensor  # (G,) the same of the normalised velocity
     densities: tuple[DensityCurve, ...]
-    samples: int  # of data
-    noises: int  # for each of them
+    images: int
+    draws: int  # of the noise for each image at each level
 
 
-def noise_levels(
+def measure_noise_levels(
     model: DiffusionODE,
     x0: Tensor,
     densities: Mapping[str, NoiseLevelDistribution],
     levels: int,
-    noises: int,
+    draws: int,
     generator: torch.Generator,
 ) -> NoiseLevels:
     """Measure at ``levels`` equally spaced noise levels.
@@ -61,10 +61,10 @@ def noise_levels(
     Args:
         model: The diffusion ODE.
         x0: Clean data ``(N, *)`` on the model's scale and device.
-        densities: By the name they are shown under.
+        densities: Distributions of noise levels by the name they are shown under.
         levels: Noise levels G.
-        noises: Draws of the noise for each row of ``x0`` at each level.
-        generator: Randomness, on the CPU.
+        draws: Draws of the noise for each row of ``x0`` at each level.
+        generator: Of the noise, on the CPU.
     """
     uniform = UniformGamma(model.gamma_min, model.gamma_max)
 
@@ -77,7 +77,7 @@ def noise_levels(
             found.append(first_order(model, x0[rows], eps, clock).cpu())
         return torch.cat(found)
 
-    seen = loss_variance(loss, uniform, levels, noises * len(x0), generator)
+    seen = loss_variance(loss, uniform, levels, draws * len(x0), generator)
     gamma, dim, span = seen.gamma, x0[0].numel(), model.gamma_max - model.gamma_min
     own = seen.per_level * uniform.density(gamma) ** 2  # of L itself
     weight = NORMALIZED_VELOCITY.likelihood_weight(model.schedule, gamma)
@@ -95,6 +95,6 @@ def noise_levels(
         noise_error=2 * seen.mean / dim,
         velocity_error=seen.mean / weight / dim,
         densities=tuple(curves),
-        samples=len(x0),
-        noises=noises,
+        images=len(x0),
+        draws=draws,
     )
