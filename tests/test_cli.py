@@ -12,9 +12,11 @@ import torch
 from forking import forks
 
 import idode
-from idode.cli.main import COMMANDS, main
+from idode.cli import COMMANDS
+from idode.cli.main import main
 from idode.cli.parsing import parser_of
 from idode.runs.config import from_json
+from idode.runs.distributed import best_device
 from idode.runs.presets import PRESETS
 from idode.runs.run import open_run
 from idode.runs.systems import SYSTEMS
@@ -78,6 +80,7 @@ class TestFrame:
             (["sample", "RUN", "--uot", "a"], "there is no option --uot (did you mean --out?)"),
             (["sample", "RUN", "--cuont=3"], "there is no option --cuont (did you mean --count?)"),
             (["sample", "RUN", "--zzz"], "idode sample: there is no option --zzz; see"),
+            (["sample", "RUN", "--foo"], "idode sample: there is no option --foo; see"),
             (["sample"], "idode sample: the following arguments are required: RUN, --out"),
             (["sample", "RUN", "more", "--out", "a"], "unrecognized arguments: more"),
             (["sample", "RUN", "--out"], "--out: expected one argument"),
@@ -122,6 +125,14 @@ class TestFrame:
         monkeypatch.setattr("idode.cli.train.run", interrupted)
         assert main(["train", "digits"]) == 130
         assert capsys.readouterr().err == "idode train: interrupted\n"
+
+    def test_it_says_what_an_interrupted_command_leaves(self, monkeypatch, capsys) -> None:
+        def interrupted(args: object) -> int:
+            raise KeyboardInterrupt("step 3 is saved in RUN")
+
+        monkeypatch.setattr("idode.cli.train.run", interrupted)
+        assert main(["train", "digits"]) == 130
+        assert capsys.readouterr().err == "idode train: step 3 is saved in RUN\n"
 
     def test_a_defect_keeps_its_traceback(self, monkeypatch) -> None:
         monkeypatch.setattr("idode.cli.train.run", lambda args: 1 // 0)
@@ -372,6 +383,7 @@ class TestDoctor:
         assert facts["idode"] == idode.__version__
         assert facts["torch"] == torch.__version__
         assert facts["devices"].startswith("cpu")
+        assert facts["default device"] == str(best_device())
         assert facts["data"] == str(tmp_path / "data")
         assert facts["matmul_gflops"] > 0
         shown = capsys.readouterr().out
@@ -385,7 +397,10 @@ class TestData:
         ("words", "said"),
         [
             (["fetch"], "needs a data set"),
-            (["fetch", "cifra10"], "no published data set called 'cifra10': choose one of"),
+            (["fetch", "cifra10"], "no data set called 'cifra10' (did you mean cifar10?): choose"),
+            (["fetch", "npy:a.npy"], "npy:a.npy names files that you have: there is nothing to"),
+            (["list", "--root", "mine"], "mine is a file: give a folder"),
+            (["describe", "digits", "--root", "mine"], "mine is a file: give a folder"),
             (["fetch", "digits", "--json", "no/a.json"], "there is no folder no"),
             (["fetch", "digits", "--json", "mine"], "mine exists"),
             (["list", "digits"], "idode data describe digits"),

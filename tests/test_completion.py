@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from idode.cli import COMMANDS
 from idode.cli.completion import SHELLS
-from idode.cli.main import COMMANDS, main
+from idode.cli.main import main
 from idode.cli.parsing import parser_of
-from idode.data import KINDS
+from idode.data import FORMATS, PUBLISHED
 from idode.runs.presets import PRESETS
 from idode.runs.run import pretrained
 
 ASK = r"""
 COMP_LINE=$1 COMP_POINT=${#1} COMP_WORDS=() COMP_CWORD=0
-complete -p idode > /dev/null || exit 1
+[[ $(complete -p idode) == "complete -F _idode idode" ]] || exit 1
+compopt() { :; }  # works only while the shell completes
 _idode
 printf '%s\n' "${COMPREPLY[@]}"
 """
@@ -29,7 +31,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     capture = pytest.MonkeyPatch()
     for shell in SHELLS:
         said: list[str] = []
-        capture.setattr("builtins.print", lambda text, end, said=said: said.append(text))
+        capture.setattr("builtins.print", lambda text, said=said: said.append(text))
         assert main(["completion", shell]) == 0
         capture.undo()
         (folder / f"idode.{shell}").write_text("".join(said))
@@ -96,7 +98,7 @@ class TestBash:
 
     def test_data_sets_are_those_that_can_be_named(self, scripts: Path) -> None:
         found = self.ask(scripts, "idode data describe ")
-        assert {word.removesuffix(":") for word in found} == set(KINDS)
+        assert {word.removesuffix(":") for word in found} == {*PUBLISHED, *FORMATS}
 
 
 @needs("fish")

@@ -11,7 +11,9 @@ from types import ModuleType
 
 from idode.registry import Registry
 
-__all__ = ["COMMANDS"]
+__all__ = ["COMMANDS", "INTERRUPTED"]
+
+INTERRUPTED = 130  # the exit code after Ctrl-C, as of a shell
 
 COMMANDS: Registry[ModuleType] = Registry(
     "command",

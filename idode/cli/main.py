@@ -1,6 +1,6 @@
 """The program ``idode``: its help, and what happens when a command fails.
 
-Everything is imported inside of :func:`main`, so that Ctrl-C has one meaning from the start.
+Imports are inside of :func:`main`, so that Ctrl-C during an import ends like any other.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from idode.cli import INTERRUPTED
+
 if TYPE_CHECKING:
     from idode.cli.parsing import Parser
 
 __all__ = ["main"]
 
-USAGE_ERROR, NUMERICAL_ERROR, INTERRUPTED = 2, 3, 130
+USAGE_ERROR, NUMERICAL_ERROR = 2, 3
 
 EXAMPLES = """\
 to begin:
@@ -57,8 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from idode.errors import InputError, NumericalError
 
         if argv is None:  # not called from Python: the process is ours
-            from idode.cli.allocation import keep_freed_memory
+            from idode.cli.process import end_imports_on_interrupt, keep_freed_memory
 
+            end_imports_on_interrupt()
             keep_freed_memory()
         if not words:
             overview().print_help()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from idode.cli import COMMANDS
+from idode.cli import COMMANDS, INTERRUPTED
 from idode.errors import InputError
 from idode.registry import suggestion
 
@@ -29,7 +29,6 @@ __all__ = [
     "positive",
 ]
 
-INTERRUPTED = 130  # the exit code after Ctrl-C, as of a shell
 RUN = "a run folder, or pretrained:NAME"  # the help of every argument that takes one
 
 

@@ -1,0 +1,57 @@
+"""What the program sets for its own process: its memory, and Ctrl-C while it starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+from idode.cli import INTERRUPTED
+
+__all__ = ["end_imports_on_interrupt", "keep_freed_memory"]
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # numbers of options, see mallopt(3)
+SET_BY_USER = (
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_TOP_PAD_",
+    "GLIBC_TUNABLES",
+)
+
+
+def keep_freed_memory() -> bool:
+    """Have the C library keep freed memory, from now on, in this whole process.
+
+    By default it gives large blocks back to the system, which clears every page of them again at
+    the next step, up to a third of a training on CPU (docs/results/networks.md). ``False`` where
+    it is not glibc, and where the user has set one of :data:`SET_BY_USER`.
+    """
+    if sys.platform != "linux" or any(name in os.environ for name in SET_BY_USER):
+        return False
+    import ctypes
+
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is None:
+        return False
+    never, none = -1, 0  # reach the size at which memory goes back; map blocks on their own
+    return bool(set_option(M_TRIM_THRESHOLD, never)) and bool(set_option(M_MMAP_MAX, none))
+
+
+def end_imports_on_interrupt() -> None:
+    """End the process quietly when Ctrl-C comes while torch is being imported.
+
+    A ``KeyboardInterrupt`` inside of its C++ code aborts the process or prints a traceback, and
+    at that time there is nothing to save. A handler somebody else has set is left in place.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and getattr(torch.__spec__, "_initializing", False):
+        os.write(2, b"idode: interrupted\n")
+        os._exit(INTERRUPTED)
+    signal.default_int_handler(number, frame)
