@@ -13,11 +13,16 @@ from idode.errors import InputError, NumericalError
 
 if TYPE_CHECKING:
     from idode.diffusion.model import DiffusionODE, wrap
-    from idode.evaluation.likelihood import bits_per_dim, sde_bound
+    from idode.evaluation.evaluate import evaluate
     from idode.likelihood.estimator import LikelihoodSettings
     from idode.likelihood.log_prob import log_prob
+    from idode.runs.importing import import_checkpoint
     from idode.runs.run import Run, load
-    from idode.sampling.samples import Samples, sample
+    from idode.sampling.samples import sample
+    from idode.studies.comparison.compare import compare
+    from idode.studies.report.report import report
+    from idode.training.dequantizer import fit_dequantizer
+    from idode.training.train import finetune, train
 
 __version__ = "0.2.0.dev0"
 
@@ -25,16 +30,38 @@ LAZY = {  # public name: module
     "DiffusionODE": "idode.diffusion.model",
     "LikelihoodSettings": "idode.likelihood.estimator",
     "Run": "idode.runs.run",
-    "Samples": "idode.sampling.samples",
-    "bits_per_dim": "idode.evaluation.likelihood",
+    "compare": "idode.studies.comparison.compare",
+    "evaluate": "idode.evaluation.evaluate",
+    "finetune": "idode.training.train",
+    "fit_dequantizer": "idode.training.dequantizer",
+    "import_checkpoint": "idode.runs.importing",
     "load": "idode.runs.run",
     "log_prob": "idode.likelihood.log_prob",
+    "report": "idode.studies.report.report",
     "sample": "idode.sampling.samples",
-    "sde_bound": "idode.evaluation.likelihood",
+    "train": "idode.training.train",
     "wrap": "idode.diffusion.model",
 }
 
-__all__ = ["InputError", "NumericalError", "__version__", *LAZY]
+__all__ = [
+    "DiffusionODE",
+    "InputError",
+    "LikelihoodSettings",
+    "NumericalError",
+    "Run",
+    "__version__",
+    "compare",
+    "evaluate",
+    "finetune",
+    "fit_dequantizer",
+    "import_checkpoint",
+    "load",
+    "log_prob",
+    "report",
+    "sample",
+    "train",
+    "wrap",
+]
 
 
 def __getattr__(name: str) -> object:

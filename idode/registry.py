@@ -63,6 +63,18 @@ class Registry(Mapping[str, T], Generic[T]):
             )
         return self[name]
 
+    def build(self, name: str, **values: object) -> Any:  # noqa: ANN401  an instance of T
+        """An instance of the member called ``name``; values that are ``None`` keep its default."""
+        member: Any = self.choose(name)
+        given = {key: value for key, value in values.items() if value is not None}
+        for key in given:
+            if key not in _field_names(member):
+                having = ", ".join(n for n in self if key in _field_names(self[n]))
+                raise InputError(
+                    f"{self.what} {name} has no {key}: leave it out, or choose {having}"
+                )
+        return member(**given)
+
     def name_of(self, member: object) -> str:
         """The name of a member, or of the class of an instance."""
         kind = member if isinstance(member, type) else type(member)
@@ -82,6 +94,10 @@ class Registry(Mapping[str, T], Generic[T]):
 
         fields = {name: value for name, value in values.items() if name != "kind"}
         return table(self.choose(str(values.get("kind"))), fields, "")  # type: ignore[arg-type]
+
+
+def _field_names(member: Any) -> set[str]:  # noqa: ANN401  a dataclass
+    return {f.name for f in dataclasses.fields(member) if f.init}
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -3,47 +3,52 @@
 from __future__ import annotations
 
 import argparse
-import io
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from idode.cli.parsing import INTERRUPTED, RUN, natural, positive
+from idode.cli import INTERRUPTED
+from idode.cli.parsing import (
+    add_device_argument,
+    add_json_arguments,
+    add_quiet_argument,
+    add_run_argument,
+    add_seed_argument,
+    positive,
+)
+from idode.sampling import SAMPLERS
 
 if TYPE_CHECKING:
-    import torch
-
     from idode.diffusion.model import DiffusionODE
-    from idode.sampling import Samples
+    from idode.ode.solvers import Solver
+    from idode.sampling.samplers import Sampler
+    from idode.sampling.samples import Samples
 
 __all__ = ["add_arguments", "run"]
 
-OURS = re.compile(r"\d{5,}\.png")  # what a folder of samples holds
-SOLVERS = ("dopri5", "adams", "dpm", "ancestral")  # of idode.sampling, which help need not load
+COUNT = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode sample``."""
-    parser.add_argument("run", metavar="RUN", help=RUN)
+    add_run_argument(parser)
     parser.add_argument(
-        "--count", type=positive, default=64, metavar="N", help="how many samples [64]"
+        "--count", type=positive, default=COUNT, metavar="N", help=f"how many samples [{COUNT}]"
     )
     parser.add_argument(
         "--out", type=Path, required=True, metavar="OUT",
         help="FILE.png for a grid, FILE.npz for arrays, or a folder for one PNG each",
     )  # fmt: skip
     parser.add_argument(
-        "--solver", choices=SOLVERS, default="dopri5", metavar="NAME",
-        help="dopri5 (the paper's), adams, dpm (good in 10 to 20 steps), ancestral [dopri5]",
+        "--solver", choices=SAMPLERS, metavar="NAME",
+        help="dopri5 (the paper's), adams, rk4, dpm (good in 10 to 20 steps), ancestral [dopri5]",
     )  # fmt: skip
     parser.add_argument(
         "--steps", type=positive, metavar="N",
-        help="solver steps [dpm 20, ancestral 500; adams calibrates its own, dopri5 adapts]",
+        help="solver steps [dpm 20, rk4 100, ancestral 500; adams calibrates its own, dopri5 "
+        "adapts]",
     )  # fmt: skip
-    parser.add_argument(
-        "--seed", type=natural, default=0, metavar="S", help="seed of all noise [0]"
-    )
+    add_seed_argument(parser)
     parser.add_argument(
         "--likelihood",
         action="store_true",
@@ -54,41 +59,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--data", metavar="SPEC", help="data set for --fid [that of RUN]")
     parser.add_argument(
-        "--batch-size", type=positive, default=64, metavar="B", help="samples drawn together [64]"
+        "--batch-size", type=positive, metavar="B", help="samples drawn together [64]"
     )
-    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:1 [cuda if any]")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
-    parser.add_argument(
-        "--force", action="store_true", help="replace OUT and FILE where they exist"
-    )
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    add_device_argument(parser)
+    add_json_arguments(parser, replaces="OUT and FILE")
+    add_quiet_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out ``idode sample``; the exit code."""
-    from idode.cli.frechet import Judge
-    from idode.cli.matching import data_for
-    from idode.cli.tables import write_json
+    from idode.cli.tables import check_different, check_output, write_json
     from idode.errors import InputError, NumericalError
-    from idode.runs.distributed import pick_device
+    from idode.runs.distributed import best_device
     from idode.runs.run import open_run
+    from idode.sampling.fid import FIDReference
+    from idode.sampling.writing import check_out, write_samples
 
-    _check_request(args)
+    solver = _solver(args)
     opened = open_run(args.run)
-    shape, levels = tuple(opened.config.model.shape), opened.config.model.levels
-    _check_places(args, shape, levels)
-    device = pick_device(args.device, 0)
-    data = data_for(opened, args.data) if args.fid else None
-    model = opened.model(device)
-    judge = None if data is None else Judge(data, device)
+    settings = opened.config.model
+    check_out(args.out, settings.shape, settings.levels, args.force)
+    check_output(args.json, args.force)
+    check_different({"--json": args.json, "--out": args.out})
+    device = best_device(args.device)
+    reference = FIDReference.for_data(opened.load_data(args.data), device) if args.fid else None
     try:
-        drawn = _draw(args, model, shape, device)
+        drawn = _draw(args, opened.model(device), solver)
     except NumericalError as error:
         raise InputError(f"{args.run} cannot be sampled from: {error}") from None
-    _write(args.out, drawn, levels)
-    figures = _figures(args, drawn)
-    if judge is not None and drawn.complete:
-        figures |= judge.figures(drawn)
+    write_samples(args.out, drawn, settings.levels)
+    figures = _figures(args, drawn, str(device))
+    if reference is not None and drawn.complete:
+        figures |= reference.figures(drawn.data)
     if args.json is not None:
         write_json(args.json, figures)
     if not args.quiet:
@@ -99,108 +101,52 @@ def run(args: argparse.Namespace) -> int:
     return 0 if drawn.complete else INTERRUPTED
 
 
-def _check_request(args: argparse.Namespace) -> None:
-    """Refuse what does not go together."""
+def _solver(args: argparse.Namespace) -> Solver | Sampler:
+    """The solver asked for; what does not go together is refused."""
     from idode.errors import InputError
-    from idode.sampling.sampler import steps_of
 
-    steps_of(args.solver, args.steps, args.likelihood)
     if args.data is not None and not args.fid:
         raise InputError(f"--data {args.data} is what --fid compares with: add --fid")
     if args.fid and args.count < 2:
         raise InputError("--fid needs the spread of at least 2 samples: raise --count")
-
-
-def _check_places(args: argparse.Namespace, shape: tuple[int, ...], levels: int | None) -> None:
-    from idode.cli.tables import check_different, check_output
-
-    _check_out(args.out, shape, levels, args.force)
-    check_output(args.json, args.force)
-    check_different({"--json": args.json, "--out": args.out})
-
-
-def _check_out(out: Path, shape: tuple[int, ...], levels: int | None, force: bool) -> None:
-    """Refuse an output that cannot hold the samples, or that exists, before any work is done."""
-    from idode.cli.tables import check_output
-    from idode.errors import InputError
-    from idode.sampling.pictures import check_images
-
-    if out.suffix not in ("", ".png", ".npz") and not out.is_dir():
+    found: Solver | Sampler = SAMPLERS.build(args.solver or "dopri5", steps=args.steps)
+    if args.likelihood and not getattr(found, "has_density", True):
         raise InputError(
-            f"{out} is no place for samples: give FILE.png, FILE.npz or a folder with --out"
+            f"{args.solver} sampling has no path whose density is known: for likelihoods choose "
+            "dopri5, adams or dpm"
         )
-    if out.suffix != ".npz":
-        check_images(shape, levels)
-    if out.suffix and out.is_dir():
-        raise InputError(f"{out} is a folder: give a file of that name elsewhere")
-    if out.is_file() and not out.suffix:
-        raise InputError(f"{out} is a file: give a folder, or the name of a .png or .npz file")
-    if out.suffix or not out.is_dir():
-        check_output(out, force)
-    elif any(out.iterdir()) and not force:
-        raise InputError(f"{out} is not empty: give another folder, or --force to replace samples")
+    return found
 
 
-def _draw(
-    args: argparse.Namespace, model: DiffusionODE, shape: tuple[int, ...], device: torch.device
-) -> Samples:
-    import torch
-
+def _draw(args: argparse.Namespace, model: DiffusionODE, solver: Solver | Sampler) -> Samples:
     from idode.progress import LateBar
-    from idode.sampling import sample
+    from idode.sampling.samples import sample
 
-    with LateBar("sample", args.quiet, args.count) as late:
-        late.update(0)
+    given = {"seed": args.seed, "batch_size": args.batch_size}
+    with LateBar("sample", args.quiet, args.count) as bar:
+        bar.update(0)
         return sample(
             model,
             args.count,
-            shape,
-            torch.Generator().manual_seed(args.seed),
-            solver=args.solver,
-            steps=args.steps,
-            likelihood=args.likelihood,
-            batch_size=args.batch_size,
-            device=device,
-            progress=late.update,
+            solver=solver,
+            log_prob=args.likelihood,
+            progress=bar.update,
+            **{name: value for name, value in given.items() if value is not None},
         )
 
 
-def _write(out: Path, drawn: Samples, levels: int | None) -> None:
-    import numpy as np
-
-    from idode.cli.tables import write_file
-    from idode.sampling.pictures import grid, png, to_bytes
-
-    if out.suffix == ".npz":
-        arrays: dict[str, Any] = {"data": drawn.data.numpy(), "x": drawn.x.numpy()}
-        if drawn.log_p is not None and drawn.bits_per_dim is not None:
-            arrays |= {"log_p": drawn.log_p.numpy(), "bits_per_dim": drawn.bits_per_dim.numpy()}
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, **arrays)
-        write_file(out, buffer.getvalue())
-        return
-    assert levels is not None
-    if out.suffix == ".png":
-        write_file(out, png(grid(drawn.data, levels)))
-        return
-    out.mkdir(exist_ok=True)
-    for old in [p for p in out.iterdir() if OURS.fullmatch(p.name)]:
-        old.unlink()
-    for i, image in enumerate(to_bytes(drawn.data, levels)):
-        write_file(out / f"{i:05d}.png", png(image), sync=False)
-
-
-def _figures(args: argparse.Namespace, drawn: Samples) -> dict[str, Any]:
+def _figures(args: argparse.Namespace, drawn: Samples, device: str) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "run": str(args.run),
         "out": str(args.out),
         "count": len(drawn.x),
         "complete": drawn.complete,
-        "seed": args.seed,
-        "solver": args.solver,
+        "seed": args.seed or 0,
+        "solver": args.solver or "dopri5",
         "steps": args.steps,
         "nfe": drawn.nfe,
         "seconds": drawn.seconds,
+        "device": device,
     }
     if drawn.log_p is not None and drawn.bits_per_dim is not None:
         bits = drawn.bits_per_dim
@@ -214,8 +160,9 @@ def _print(args: argparse.Namespace, figures: dict[str, Any]) -> None:
     from idode.cli.tables import table
 
     count = figures["count"]
-    header = ["solver", "samples", "NFE", "s/sample"]
-    row = [args.solver, str(count), f"{figures['nfe']:.0f}", f"{figures['seconds'] / count:.3f}"]
+    header = ["solver", "samples", "NFE", "s/sample", "device"]
+    row = [figures["solver"], str(count), f"{figures['nfe']:.0f}",
+           f"{figures['seconds'] / count:.3f}", figures["device"]]  # fmt: skip
     notes = []
     if "bits_per_dim" in figures:
         spread = figures["bits_per_dim_std"]

@@ -53,6 +53,7 @@ class Evaluation:
     results: tuple[BitsPerDim, ...]  # one, or the table of bounds
     device: str
     store: Path  # keeps finished batches: the same call resumes
+    rank: int = 0  # of this process; all have the same figures
 
     @property
     def images(self) -> int:
@@ -161,8 +162,10 @@ def evaluate(
                 raise KeyboardInterrupt(
                     f"{kept.path} keeps the finished batches; re-run the command to resume"
                 ) from None
-        place = str(world.device)
-    return Evaluation(name, run.parent, identity, split, sde, tuple(results), place, kept.path)
+        place, rank = str(world.device), world.rank
+    return Evaluation(
+        name, run.parent, identity, split, sde, tuple(results), place, kept.path, rank
+    )
 
 
 def _warn_of_other_data(run: Run, identity: Identity) -> None:

@@ -34,6 +34,7 @@ class Ancestral(Sampler):
     """Sampling of the diffusion SDE, on equal steps in gamma with one evaluation each."""
 
     steps: int = 500
+    has_density = False
 
     def __post_init__(self) -> None:
         if self.steps < 1:

@@ -1,4 +1,4 @@
-"""Features for Fréchet distances: Inception, a small network for the digits, plain pixels."""
+"""Features for Fréchet distances: Inception, a small network for the digits, and pixels."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from idode.data import Dataset
 from idode.data.digits import DIGITS
+from idode.data.prepared import Dataset
 from idode.errors import InputError
 
 __all__ = [
@@ -36,8 +36,8 @@ def digits_features() -> Features:
     """The last hidden layer, ``(B, 32)``, of a small classifier of the 8x8 digits.
 
     Trained at first use, in less than a second and the same way every time, on the training split
-    of the data set ``digits``. Rectified and not squashed: images unlike any digit give features
-    of unlike size, where a bounded layer would hide them among the others.
+    of the data set ``digits``. Rectified features are not bounded, so images unlike any digit
+    stand out by their size.
     """
     from sklearn.datasets import load_digits
 
@@ -66,10 +66,10 @@ def digits_features() -> Features:
 
 
 def features_for(data: Dataset) -> tuple[str, Features] | None:
-    """The features made for a data set and their name; ``None`` where there are none.
+    """The features made for a data set and their name; ``None`` if there are none.
 
-    What to take instead depends on the use: Inception for figures that others publish, pixels
-    where nothing may be fetched.
+    What to use instead depends on the purpose: Inception to compare with published numbers,
+    pixels where nothing may be downloaded.
     """
     return ("digits", digits_features()) if data.identity.name == "digits" else None
 
@@ -84,7 +84,7 @@ def _fresh(widths: tuple[int, ...], generator: torch.Generator) -> list[Tensor]:
 
 
 def _layers(pixels: Tensor, weights: list[Tensor]) -> Tensor:
-    """Affine layers, rectified between."""
+    """Affine layers with rectifiers between them."""
     h = pixels.double().flatten(1) / (LEVELS - 1) * 2 - 1
     for i in range(0, len(weights), 2):
         h = (torch.relu(h) if i else h) @ weights[i] + weights[i + 1]
@@ -92,9 +92,9 @@ def _layers(pixels: Tensor, weights: list[Tensor]) -> Tensor:
 
 
 def pixel_features(levels: int, side: int = 8) -> Features:
-    """The values themselves in [-1, 1], images as means over at most ``side`` x ``side`` blocks.
+    """Values in [-1, 1], images averaged to at most ``side`` x ``side`` blocks.
 
-    For data that no classifier fits: sees brightness, contrast and coarse shape, and no more. The
+    For data without a classifier: they show brightness, contrast and coarse shape only. The
     blocks keep the covariance small enough for the few samples of a quick comparison.
     """
 
@@ -112,8 +112,8 @@ def inception_features(levels: int, device: torch.device | str = "cpu") -> Featu
     """The 2048 features of the Inception network that published FIDs use.
 
     Args:
-        levels: Grey levels of the images, brought to 0..255 for it; grey images get three
-            equal colours.
+        levels: Grey levels of the images, which are scaled to 0..255; grey images get three
+            equal channels.
         device: Where it runs.
     """
     try:
@@ -131,8 +131,8 @@ def inception_features(levels: int, device: torch.device | str = "cpu") -> Featu
         net = FeatureExtractorInceptionV3("inception-v3-compat", ["2048"]).to(device)
     except (OSError, RuntimeError) as error:
         raise InputError(
-            f"the weights of the Inception network cannot be fetched ({error}): connect once, or "
-            "put the file into torch's hub cache"
+            f"the weights of the Inception network cannot be downloaded ({error}): connect once, "
+            "or put the file into torch's hub cache"
         ) from None
 
     def features(pixels: Tensor) -> Tensor:

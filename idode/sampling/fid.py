@@ -1,4 +1,4 @@
-r"""Fréchet distance between two sets of images, seen through a feature network.
+r"""Fréchet distance (FID) between two sets of images, in the features of a network.
 
 .. math:: \|\mu_a - \mu_b\|^2 + \operatorname{tr}\,(C_a + C_b)
           - 2\operatorname{tr}\,(C_a^{1/2} C_b\, C_a^{1/2})^{1/2}
@@ -9,21 +9,26 @@ nothing is squared, so a covariance of low rank loses no digits and no result is
 
 from __future__ import annotations
 
-import os
+import io
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from idode.data.loading import default_root
+from idode.data.prepared import Dataset
 from idode.errors import InputError
-from idode.sampling.features import Features
+from idode.sampling.features import Features, features_for, inception_features
+from idode.storage import write_atomically
 
-__all__ = ["FeatureStatistics", "fid", "frechet_distance", "statistics_of"]
+__all__ = ["FIDReference", "FeatureStatistics", "fid", "frechet_distance", "statistics_of"]
 
 Images = Tensor | npt.NDArray[np.generic]
 
@@ -38,7 +43,7 @@ class FeatureStatistics:
 
     @classmethod
     def of(cls, features: Tensor) -> FeatureStatistics:
-        """Those of features ``(N, D)``."""
+        """Mean and covariance of features ``(N, D)``."""
         if features.ndim != 2 or len(features) == 0:
             raise InputError(f"features must be (N, D) with N > 0, got {tuple(features.shape)}")
         if not bool(torch.isfinite(features).all()):
@@ -49,17 +54,17 @@ class FeatureStatistics:
 
     @property
     def covariance(self) -> Tensor:
-        """The unbiased one, ``(D, D)``."""
+        """Unbiased estimate, ``(D, D)``."""
         if self.count < 2:
             raise InputError(f"a covariance needs at least 2 samples, got {self.count}")
         return self.scatter / (self.count - 1)
 
     def merged(self, other: FeatureStatistics) -> FeatureStatistics:
-        """Those of both sets together, without cancellation of large sums."""
+        """Statistics of both sets together, without cancellation of large sums."""
         if self.mean.shape != other.mean.shape:
             raise InputError(
                 f"features of {len(self.mean)} and {len(other.mean)} dimensions are of different "
-                "networks: use one for both"
+                "networks: use one network for both"
             )
         count = self.count + other.count
         apart = other.mean - self.mean
@@ -71,22 +76,20 @@ class FeatureStatistics:
         )
 
     def save(self, path: Path) -> None:
-        """Write a ``.npz`` file, whole or not at all."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        """Write a ``.npz`` file atomically."""
+        buffer = io.BytesIO()
+        np.savez(buffer, count=self.count, mean=self.mean, scatter=self.scatter)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                np.savez(file, count=self.count, mean=self.mean, scatter=self.scatter)
-            temporary.replace(path)
+            write_atomically(path, buffer.getvalue())
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise InputError(
                 f"cannot write {path} ({error.strerror}): choose another place"
             ) from None
 
     @classmethod
     def load(cls, path: Path) -> FeatureStatistics:
-        """Read what :meth:`save` wrote; nothing is unpickled."""
+        """Read a file that :meth:`save` wrote, without pickle."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 count, mean, scatter = int(file["count"]), file["mean"], file["scatter"]
@@ -102,7 +105,7 @@ class FeatureStatistics:
 
 
 def frechet_distance(a: Tensor | FeatureStatistics, b: Tensor | FeatureStatistics) -> float:
-    """Between the normals fitted to two sets of features ``(N, D)``, or their statistics."""
+    """Distance of the normals fitted to two sets of features ``(N, D)``, or statistics."""
     first = FeatureStatistics.of(a) if isinstance(a, Tensor) else a
     second = FeatureStatistics.of(b) if isinstance(b, Tensor) else b
     if first.mean.shape != second.mean.shape:
@@ -129,9 +132,9 @@ def statistics_of(
     batch_size: int = 64,
     progress: Callable[[int], None] | None = None,
 ) -> FeatureStatistics:
-    """Statistics of the features of integer images ``(N, C, H, W)``, in batches."""
+    """Statistics of the features of integer images ``(N, C, H, W)``, computed in batches."""
     if len(images) == 0:
-        raise InputError("there are no images to take features of: pass at least one")
+        raise InputError("there are no images to compute features of: pass at least one")
     total: FeatureStatistics | None = None
     for lo in range(0, len(images), batch_size):
         chunk = images[lo : lo + batch_size]
@@ -158,10 +161,80 @@ def fid(
         images: Integers ``(N, C, H, W)``.
         reference: Images of the same kind, or their statistics.
         features: The network: :func:`idode.sampling.features.digits_features`,
-            :func:`idode.sampling.features.inception_features` or any of your own.
-        batch_size: Images in one call of it.
+            :func:`idode.sampling.features.inception_features` or one of your own.
+        batch_size: Images in one call of the network.
     """
     known = reference
     if not isinstance(known, FeatureStatistics):
         known = statistics_of(known, features, batch_size)
     return frechet_distance(statistics_of(images, features, batch_size), known)
+
+
+@dataclass(frozen=True)
+class FIDReference:
+    """Real images that samples are compared with.
+
+    Args:
+        data: The training split is the reference; the FID of the test split gives the scale.
+        network: Name of the feature network.
+        features: The feature network.
+        stored: Whether to keep statistics in the data folder, for slow networks.
+    """
+
+    data: Dataset
+    network: str
+    features: Features
+    stored: bool = False
+
+    @classmethod
+    def for_data(cls, data: Dataset, device: torch.device | str = "cpu") -> FIDReference:
+        """With the features made for the data set, or else those of the Inception network.
+
+        Statistics are computed here, so that errors are found before samples are drawn.
+        """
+        if data.levels is None:
+            raise InputError("the Fréchet distance is for images, and this data is continuous")
+        own = features_for(data)
+        if own is not None:
+            found = cls(data, *own)
+        else:
+            features = inception_features(data.levels, device)
+            found = cls(data, "inception-v3", features, stored=True)
+        _ = found.train, found.test
+        return found
+
+    @cached_property
+    def train(self) -> FeatureStatistics:
+        """Statistics of the training split."""
+        return self._statistics("train")
+
+    @cached_property
+    def test(self) -> FeatureStatistics:
+        """Statistics of the test split."""
+        return self._statistics("test")
+
+    def fid(self, images: Images) -> float:
+        """Fréchet distance of images ``(N, C, H, W)`` to the training split."""
+        return fid(images, self.train, self.features)
+
+    def figures(self, images: Images) -> dict[str, Any]:
+        """The FID of images and of the test split, as plain values with their origin."""
+        return {
+            "fid": self.fid(images),
+            "fid_of_test_split": frechet_distance(self.test, self.train),
+            "test_images": self.test.count,
+            "fid_features": self.network,
+            "fid_data": self.data.identity.name,
+        }
+
+    def _statistics(self, split: str) -> FeatureStatistics:
+        images: Images = getattr(self.data, split)
+        if not self.stored:
+            return statistics_of(images, self.features)
+        name = f"{self.network}-{self.data.identity.sha256[:16]}-{split}.npz"
+        path = default_root() / "features" / name
+        if path.exists():
+            return FeatureStatistics.load(path)
+        found = statistics_of(images, self.features)
+        found.save(path)
+        return found

@@ -1,4 +1,4 @@
-"""Images as a person wants to see them: a grid, large enough, as PNG."""
+"""Images as PNG files: single ones, and grids large enough to look at."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PAPER = 255
 
 
 def check_images(shape: tuple[int, ...], levels: int | None) -> None:
-    """Refuse what is not an image of one or three colours with grey levels."""
+    """Refuse data other than images with 1 or 3 channels and grey levels."""
     if len(shape) != 3 or shape[0] not in (1, 3) or levels is None:
         raise InputError(
-            f"samples of shape {shape} with levels {levels} are no images of 1 or 3 colours: "
+            f"samples of shape {shape} with levels {levels} are not images with 1 or 3 colours: "
             "write them to a .npz file"
         )
 
@@ -38,14 +38,14 @@ def to_bytes(pixels: Tensor, levels: int) -> Picture:
 
 
 def grid(pixels: Tensor, levels: int, columns: int | None = None) -> Picture:
-    """All images in rows, ``(height, width, C)``, enlarged by a whole number.
+    """All images in rows, ``(height, width, C)``, enlarged by a whole factor.
 
-    Nearest neighbours and not interpolation: what is shown is what was drawn.
+    Pixels are repeated and not interpolated, so that the picture shows the exact values.
 
     Args:
         pixels: Levels ``(N, C, H, W)``.
         levels: Number of grey levels.
-        columns: Images in a row; by default the grid is about as wide as high.
+        columns: Images in a row; by default the grid is about square.
     """
     images = to_bytes(pixels, levels)
     count, height, width, colours = images.shape

@@ -135,6 +135,8 @@ class States:
 class Sampler(abc.ABC):
     """A way of drawing samples, listed with the solvers in :data:`idode.sampling.SAMPLERS`."""
 
+    has_density = True  # whether a sample's path has a log-density
+
     @abc.abstractmethod
     def draw(self, batch: SampleBatch) -> States:
         """States of a batch."""
