@@ -102,7 +102,8 @@ import torch
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 torch.set_num_threads(1)
-for _ in range(16):  # an aligned block fits into a freed one only after a few rounds (glibc < 2.38)
+# With glibc before 2.38 an aligned block fits into a freed one only after a few rounds.
+for _ in range(16):
     torch.ones(2**24)  # 64 MiB: above the largest block the C library would keep by itself
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(3):
