@@ -161,12 +161,6 @@ def serve() -> None:
     import torch
     import torch._dynamo  # which every optimiser imports at its first step
 
-    import idode.cli.finetune
-    import idode.cli.import_checkpoint
-    import idode.cli.session
-    import idode.cli.train
-    import idode.runs.presets  # noqa: F401
-
     torch.set_num_threads(1)
     for line in sys.stdin:
         print(json.dumps(carry_out(json.loads(line))), flush=True)

@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from test_training import Notes
 
 from idode.errors import InputError
-from idode.training import Trainer, finetuned
 from idode.training.acceleration import Autocast, in_precision
+from idode.training.finetuning import finetuned
+from idode.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 LOW = ("train.precision=bfloat16", "net.dropout=0.2", "net.attention=middle")

@@ -176,7 +176,7 @@ class TestTrain:
         assert train(spec, tmp_path / "run", "--steps", "2") == 0
         before = files(tmp_path / "run")
         assert train(spec, tmp_path / "run", "--steps", "2") == 2
-        assert "--resume" in refused(capsys)
+        assert "resume to continue it" in refused(capsys)
         assert files(tmp_path / "run") == before
 
     def test_force_replaces_the_run_and_nothing_else(
@@ -249,7 +249,7 @@ class TestTrain:
         assert open_run(run).config.train.steps == 4
         before = (run / "config.json").read_bytes()
         assert main(["train", "--resume", "--out", str(run), "--steps", "3"]) == 2
-        assert "has done 4 steps, more than --steps 3" in refused(capsys)
+        assert "has done 4 steps, more than the 3 asked for" in refused(capsys)
         assert (run / "config.json").read_bytes() == before
         assert main(["train", "--resume", "--out", str(run), "--set", "net.width=16"]) == 2
         assert "only those of `train`" in refused(capsys)
@@ -270,7 +270,7 @@ class TestTrain:
             (["digits"], "--out RUN"),
             (["digit", "--out", "RUN"], "no preset called 'digit': choose one of digits"),
             (["--out", "RUN"], "no preset is given"),
-            (["vectors", "--out", "RUN"], "give --data SPEC"),
+            (["vectors", "--out", "RUN"], "vectors has no data set of its own: give the data"),
             (["digits", "--out", "RUN", "--data", "npy:nowhere.npy"], "no file or folder"),
             (["digits", "--out", "RUN", "--steps", "-3"], "--steps: must be at least 1, got -3"),
             (["digits", "--out", "RUN", "--seed", "-3"], "--seed: must be at least 0, got -3"),
@@ -344,7 +344,7 @@ class TestImport:
         reference = np.load(REFERENCE / "tiny.npz")
         z = torch.from_numpy(reference["SP_velocity_z"]).permute(0, 3, 1, 2).float()
         gamma, flag = (torch.from_numpy(reference[k]).double() for k in ("gamma", "cond"))
-        drift = run.model().velocity(z, gamma.expand(len(z)), flag.expand(len(z)))
+        drift = run.model().velocity(z, gamma.expand(len(z)), flag=flag.expand(len(z)))
         expected = torch.from_numpy(reference["SP_velocity_drift"]).permute(0, 3, 1, 2).float()
         # Float32 in two frameworks: 1e-4 relative on the network.
         assert float((drift - expected).norm() / expected.norm()) < 1e-4
@@ -423,7 +423,7 @@ class TestData:
 def test_the_demo_leaves_other_peoples_files_alone(tmp_path: Path, capsys) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     assert main(["demo", "--out", str(tmp_path), "--force"]) == 2
-    assert "holds thesis.txt, which is no demo's: give another folder" in refused(capsys)
+    assert "holds thesis.txt, which is not of a demo: give another folder" in refused(capsys)
     assert files(tmp_path) == {"thesis.txt": b"mine"}
 
 

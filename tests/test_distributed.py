@@ -16,8 +16,8 @@ from forking import ROOT, forks
 from safetensors.torch import load_file
 
 from idode.errors import InputError
-from idode.runs.distributed import pick_device
-from idode.training import World, checkpoint
+from idode.runs.distributed import World, best_device
+from idode.training import checkpoint
 
 # The learned density feeds back on the times, so a loss seen by one process only would show.
 HARD = ("objective.density=adaptive", "train.accumulate=2", "objective.augment=true")
@@ -169,4 +169,4 @@ def test_a_batch_that_cannot_be_shared_is_refused() -> None:
 def test_an_impossible_device_is_refused() -> None:
     for name in ("cuda" if not torch.cuda.is_available() else "cuda:99", "toaster"):
         with pytest.raises(InputError, match="cannot be used"):
-            pick_device(name, 0)
+            best_device(name)

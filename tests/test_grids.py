@@ -16,9 +16,9 @@ from test_training import Notes
 from idode.runs.config import fit, override
 from idode.runs.presets import PRESETS
 from idode.runs.run import Run, open_run
-from idode.training import Trainer
 from idode.training.grids import sample_grid
 from idode.training.metrics import MetricsLog
+from idode.training.trainer import Trainer
 
 EVERY = "train.sample_every=10"
 
@@ -33,7 +33,7 @@ def test_they_come_at_intervals_and_at_the_end_and_are_of_the_averaged_weights(
     tiny.train(tmp_path, "train.sample_every=8")
     assert [*pictures(tmp_path)] == [f"step-{n:09d}.png" for n in (8, 16, 20)]
     run = open_run(tmp_path)
-    expected = sample_grid(run.model(), run.config, torch.device("cpu"))
+    expected = sample_grid(run.model(), run.config)
     drawn = np.asarray(Image.open(run.sample_grid(20)))
     assert np.array_equal(drawn, expected[..., 0])
     assert len(np.unique(drawn)) > 2  # pictures, and not one grey
@@ -97,7 +97,6 @@ def test_vectors_have_none_and_are_told_so(tmp_path: Path) -> None:
     assert PRESETS["vectors"].train.sample_every == 0
     config = fit(override(PRESETS["vectors"], [*settings, "train.sample_every=1"]), None, (2,))
     run, notes = Run(tmp_path, config, data.identity), Notes()
-    run.write_config()
     Trainer(run, data, tiny.CPU, notes).train()
     assert notes.texts == ["no grids of samples: the data is not images of 1 or 3 colours"]
     assert not (tmp_path / "samples").exists()

@@ -13,8 +13,8 @@ from idode.errors import InputError
 from idode.nets.config import UNetConfig
 from idode.nets.unet import UNet
 from idode.numerics import per_sample
-from idode.ode import divergence
-from idode.ode.divergence import PROBES, gaussian, rademacher
+from idode.ode import PROBES, divergence
+from idode.ode.divergence import Gaussian, Probe, Rademacher
 
 
 def small_net(dim: int = 3) -> torch.nn.Module:
@@ -61,12 +61,12 @@ def test_exact_divergence_of_a_unet_is_the_trace_of_its_jacobian() -> None:
 
 
 @pytest.mark.parametrize("probe", PROBES.values(), ids=PROBES)
-def test_hutchinson_is_unbiased(probe: divergence.Probe) -> None:
+def test_hutchinson_is_unbiased(probe: type[Probe]) -> None:
     g = torch.Generator().manual_seed(0)
     x = torch.randn(2, 4, generator=g, dtype=torch.float64)
     mix = torch.randn(4, 4, generator=g, dtype=torch.float64)
     f = lambda y: torch.tanh(y @ mix)  # noqa: E731
-    probes = probe(20_000, x, g)
+    probes = probe().draw(20_000, x, g)
     jac = (1 - torch.tanh(x @ mix) ** 2)[:, None, :] * mix  # (B, d_in, d_out)
     estimates = torch.einsum("nbi,bij,nbj->nb", probes, jac, probes)
     _, exact_div = divergence.exact(f, x)
@@ -80,8 +80,8 @@ def test_hutchinson_is_unbiased(probe: divergence.Probe) -> None:
 def test_rademacher_is_exact_on_a_diagonal_jacobian_and_gaussian_is_not() -> None:
     g = torch.Generator().manual_seed(0)
     x = torch.randn(3, 6, generator=g, dtype=torch.float64)
-    for probe, is_exact in ((rademacher, True), (gaussian, False)):
-        _, div = divergence.hutchinson(torch.sin, x, probe(1, x, g))
+    for probe, is_exact in ((Rademacher(), True), (Gaussian(), False)):
+        _, div = divergence.hutchinson(torch.sin, x, probe.draw(1, x, g))
         assert torch.allclose(div[0], torch.cos(x).sum(1)) == is_exact
 
 
@@ -132,7 +132,7 @@ def test_second_order_agrees_with_the_papers_table_of_specifications(name: str) 
 def test_first_order_error_is_behind_a_stop_gradient() -> None:
     net = small_net()
     model, (x0, eps, gamma) = model_of(net, VariancePreserving()), inputs()
-    probe = rademacher(1, x0, torch.Generator().manual_seed(0))
+    probe = Rademacher().draw(1, x0, torch.Generator().manual_seed(0))
     second = second_order(model, x0, eps, gamma, probe).second.mean()
     # The last bias shifts the velocity and leaves its trace alone.
     grads = torch.autograd.grad(second, [net[2].bias, net[2].weight], allow_unused=True)
@@ -191,7 +191,7 @@ def test_second_order_gradients_reach_the_weights_through_the_trace() -> None:
     s = VariancePreserving()
     model = DiffusionODE(lambda x, t: w * x, s, -8.0, 5.0, NOISE)
     x0, eps, gamma = inputs(4)
-    probe = rademacher(1, x0, torch.Generator().manual_seed(0))
+    probe = Rademacher().draw(1, x0, torch.Generator().manual_seed(0))
     losses = second_order(model, x0, eps, gamma, probe)
     (grad,) = torch.autograd.grad(losses.second.sum(), w)
     div = 3 * (s.dlog_alpha(gamma) + s.sigma(gamma) / 2 * w)

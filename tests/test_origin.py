@@ -17,7 +17,8 @@ from forking import forks
 from idode.cli.main import main
 from idode.errors import InputError
 from idode.runs.run import Parent, Run, open_run
-from idode.training import Trainer, checkpoint
+from idode.training import checkpoint
+from idode.training.trainer import Trainer
 
 
 @pytest.fixture(autouse=True)
@@ -189,8 +190,8 @@ class TestNew:
         assert main(["import", str(file), "--out", str(tmp_path / "run"), "--quiet"]) == 0
         assert main(["import", str(file), "--out", str(tmp_path / "run")]) == 2
         said = refused(capsys)
-        assert "is not empty: replace the run in it by --force, or give another folder" in said
-        assert "--resume" not in said
+        assert "is not empty: give another folder, or force to replace the run in it" in said
+        assert "resume" not in said
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ class TestNew:
         (["finetune", "RUN", "--probes", "0"], "--probes: must be at least 1, got 0"),
         (
             ["finetune", "RUN", "--probes", "1", "--unbiased"],
-            "--probes: must be at least 2 with --unbiased, got 1",
+            "probes: must be at least 2 with unbiased, got 1",
         ),
     ],
 )

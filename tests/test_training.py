@@ -22,11 +22,13 @@ from idode.diffusion.objectives import Losses
 from idode.errors import InputError
 from idode.runs.config import ObjectiveConfig, TrainConfig
 from idode.runs.run import Run, build_net, diffusion_ode, open_run
-from idode.training import Diverged, Trainer, checkpoint, finetuned
+from idode.training import checkpoint
+from idode.training.finetuning import finetuned
 from idode.training.held_out import held_out_bits
-from idode.training.metrics import MetricsLog, Window
+from idode.training.metrics import IntervalSums, MetricsLog
 from idode.training.objective import Objective, build_density
 from idode.training.optimisation import Average, adam, learning_rate
+from idode.training.trainer import Diverged, Trainer
 
 # Everything that could break a resumed run: dropout, augmentation, pieces, a learned density.
 ALL_AT_ONCE = (
@@ -134,7 +136,7 @@ class TestObjective:
         torch.testing.assert_close(part.eps, batch.eps[8:16])
         torch.testing.assert_close(part.times.gamma, batch.times.gamma[8:16])
         torch.testing.assert_close(part.probes, batch.probes[:, 8:16])
-        torch.testing.assert_close(part.flag, batch.flag[8:16])
+        torch.testing.assert_close(part.condition["flag"], batch.condition["flag"][8:16])
 
     def test_the_simple_weighting_is_the_plain_squared_error_at_the_drawn_times(self) -> None:
         batch, objective = self.draw(weighting="simple")
@@ -232,7 +234,6 @@ class TestLoop:
         settings = ["train.steps=4", "train.batch_size=8", "net.width=8", "train.evaluate_count=5"]
         config = fit(override(PRESETS["vectors"], settings), None, (2,))
         run = Run(tmp_path, config, data.identity)
-        run.write_config()
         assert Trainer(run, data, tiny.CPU).train().step == 4
         assert open_run(tmp_path).model().levels is None
 
@@ -250,12 +251,12 @@ class TestLoop:
         for name, value in trained.weights().items():
             assert torch.equal(trainer.state.net.state_dict()[name], value)
         trainer._advance(torch.from_numpy(tiny.images()[:8]), MetricsLog(None, 0))
-        assert float(trainer.state.window.sums[4]) != 0.0
+        assert float(trainer.state.interval.sums[4]) != 0.0
 
 
-class TestWindow:
+class TestMetrics:
     def test_means_and_variance_are_those_of_all_samples(self) -> None:
-        window, loss = Window(), torch.randn(3, 10, dtype=torch.float64) + 5
+        window, loss = IntervalSums(), torch.randn(3, 10, dtype=torch.float64) + 5
         for row in loss:
             window.add(row, row / 2, 4.0)
         bits = 1 / (7 * math.log(2))
@@ -267,7 +268,7 @@ class TestWindow:
         )
         assert found["grad_norm"] == 4.0
 
-    def test_lines_of_a_dead_life_and_torn_ones_are_cut(self, tmp_path: Path) -> None:
+    def test_lines_of_an_earlier_attempt_and_torn_ones_are_removed(self, tmp_path: Path) -> None:
         path = tmp_path / "metrics.jsonl"
         path.write_text('{"step": 5}\n{"step": 10}\n{"step": 15}\n{"step": 7, "lo')
         with MetricsLog(path, 10) as log:

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from idode.data import Dataset, Identity, content_hash
+from idode.data.memory import from_arrays
+from idode.data.prepared import Dataset
 from idode.runs.config import Config, fit, override
+from idode.runs.distributed import World
 from idode.runs.presets import PRESETS
 from idode.runs.run import Run
-from idode.training import Reporter, Trainer, World
+from idode.training.trainer import Reporter, Trainer
 
 SETTINGS = [
     "net.width=8",
@@ -37,10 +39,7 @@ def images() -> np.ndarray:
 
 def dataset(train: np.ndarray | None = None, levels: int | None = 4) -> Dataset:
     values = images() if train is None else train
-    train, test = values[:-8], values[-8:]
-    sizes = (len(train), len(test))
-    identity = Identity("tiny", "test", *sizes, levels, train.shape[1:], content_hash(train, test))
-    return Dataset(identity, train, test)
+    return from_arrays(values[:-8], values[-8:], levels)
 
 
 def config(*settings: str) -> Config:
@@ -48,12 +47,15 @@ def config(*settings: str) -> Config:
 
 
 def new_run(path: Path, *settings: str) -> Run:
+    """A run folder with a configuration and nothing else."""
     run = Run(path, config(*settings), dataset().identity)
     run.write_config()
     return run
 
 
 def train(path: Path, *settings: str, reporter: Reporter | None = None) -> Trainer:
-    trainer = Trainer(new_run(path, *settings), dataset(), CPU, reporter)
+    """Train, or go on with, a run; the trainer, for tests that look inside."""
+    run = Run(path, config(*settings), dataset().identity)
+    trainer = Trainer(run, dataset(), CPU, reporter)
     trainer.train()
     return trainer

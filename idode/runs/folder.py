@@ -56,9 +56,8 @@ def claim(path: Path, *, resume: bool | None = None, force: bool = False) -> Run
     if filled and not found:
         raise InputError(f"{path} is not empty and holds no run: give another folder")
     if filled and not force:
-        options = "force to replace the run in it" + (
-            "" if resume is None else " or resume to continue it"
-        )
+        replaced, resumed = "force to replace the run in it", "resume to continue it"
+        options = f"or {replaced}" if resume is None else f"{replaced}, or {resumed}"
         raise InputError(f"{path} is not empty: give another folder, {options}")
     return None
 

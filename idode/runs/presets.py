@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from idode.runs.config import Config, FinetuneConfig, ModelConfig, ObjectiveConfig, TrainConfig
 from idode.nets.config import MLPConfig, UNetConfig
+from idode.runs.config import Config, FinetuneConfig, ModelConfig, ObjectiveConfig, TrainConfig
 
 __all__ = ["PRESETS", "SUMMARIES"]
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from idode.runs.config import Config, ObjectiveConfig, override
 from idode.errors import choose
+from idode.runs.config import Config, ObjectiveConfig, override
 
 __all__ = ["COMPARED", "SYSTEMS", "System", "apply", "distinct"]
 

@@ -11,10 +11,11 @@ from idode.data.identity import Identity, mismatch_warning
 from idode.data.memory import Data
 from idode.errors import InputError
 from idode.progress import Bar
+from idode.runs import SHIPPED
 from idode.runs.dequantizer_file import DEQUANTIZER, save_dequantizer, weights_hash
 from idode.runs.distributed import best_device
 from idode.runs.folder import claim
-from idode.runs.run import MODEL, SHIPPED, Run, holds_run, open_run
+from idode.runs.run import MODEL, Run, holds_run, open_run
 from idode.storage import write_atomically
 from idode.training.flow_fitting import fit_flow, untrained_dequantizer
 from idode.training.settings import DequantizerSettings
