@@ -1,4 +1,4 @@
-"""How fast a run learned: its held-out bound against steps and against seconds of training."""
+"""Learning curves: the held-out bound against steps and against seconds of training."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["Curve", "learning_curve"]
 
 @dataclass(frozen=True)
 class Curve:
-    """Held-out SDE bound at some steps; ``seconds`` count training and not evaluation."""
+    """Held-out SDE bound at some steps; ``seconds`` are without evaluation."""
 
     steps: tuple[int, ...]
     seconds: tuple[float, ...]
     bits: tuple[float, ...]
 
     def first_below(self, value: float) -> tuple[float, float] | None:
-        """Steps and seconds where the bound first reaches ``value``; ``None`` if it never does.
+        """Steps and seconds until the bound first reaches ``value``; ``None`` if it never does.
 
-        Between two values the curve is taken as straight.
+        The curve is interpolated linearly.
         """
         for i, bits in enumerate(self.bits):
             if bits <= value:
@@ -38,10 +38,10 @@ class Curve:
 
 
 def learning_curve(run: Run) -> Curve:
-    """The curve that a run's metrics hold.
+    """The curve stored in the metrics of a run.
 
-    Seconds are those of the intervals between lines, each from its own speed: a run that was
-    interrupted counts only the time it worked.
+    Seconds are computed from the speed in each interval, so that the time between an interruption
+    and the restart does not count.
     """
     found = training_curve(run.metrics)
     batch = run.config.train.batch_size

@@ -1,4 +1,4 @@
-"""One run of a comparison: train it, measure it, and keep every part as soon as it is done."""
+"""The runs of a comparison: train and measure each, and store every part when it is done."""
 
 from __future__ import annotations
 
@@ -11,57 +11,72 @@ from pathlib import Path
 
 import torch
 
-from idode.data import Dataset
+from idode.data.memory import Data
+from idode.data.prepared import Dataset
 from idode.diffusion.model import DiffusionODE
 from idode.errors import NumericalError
-from idode.likelihood.bits_per_dim import LikelihoodSettings, bits_per_dim
-from idode.likelihood.sde_bound import sde_bound
-from idode.runs.run import Run, open_run
-from idode.sampling import sample
-from idode.sampling.features import Features, features_for, pixel_features
-from idode.sampling.fid import FeatureStatistics, fid, statistics_of
+from idode.evaluation.likelihood import bits_per_dim, sde_bound
+from idode.likelihood.dequantization import TruncatedNormal, Uniform
+from idode.likelihood.estimator import LikelihoodSettings
+from idode.ode.adams import Adams
+from idode.ode.solvers import Dopri5
+from idode.runs.run import Run, holds_run, open_run
+from idode.sampling.features import features_for, pixel_features
+from idode.sampling.fid import FIDReference
+from idode.sampling.samples import sample
 from idode.studies.comparison.plan import Entry, Plan
 from idode.studies.comparison.results import Result, read_result, write_result
-from idode.training import Diverged, Reporter, Trainer, World, parent_of
+from idode.training.train import finetune, train
+from idode.training.trainer import Diverged
 
-__all__ = ["Bench"]
+__all__ = ["Experiment"]
 
-Watch = Callable[[int], Reporter]  # whoever watches a training of so many steps
-Values = tuple[Mapping[str, float], tuple[str, ...]]
+Values = tuple[Mapping[str, float], tuple[str, ...]]  # by metric, and notes
 
 
 @dataclass(frozen=True)
-class Bench:
-    """Where the runs of a plan are made: folder, data and device, the same for all."""
+class Experiment:
+    """A plan with its folder, data and device, which are the same for all runs.
+
+    Args:
+        out: Folder of the comparison.
+        plan: What is compared.
+        given: The data as the user gave it, which each run records.
+        data: The same data, loaded.
+        device: Where to compute.
+        progress: Whether trainings show a progress bar.
+    """
 
     out: Path
     plan: Plan
+    given: Data
     data: Dataset
     device: torch.device
+    progress: bool = False
 
     def result(self, entry: Entry) -> Result:
-        """What is known of a run so far."""
-        return read_result(entry.folder(self.out), entry, self.plan.effort)
+        """What is stored about a run so far."""
+        return read_result(entry.folder(self.out), entry, self.plan.measurement)
 
-    def carry_out(self, entry: Entry, watch: Watch, tell: Callable[[str], None]) -> Result:
+    def carry_out(self, entry: Entry, begin: Callable[[str], None] | None = None) -> Result:
         """Train and measure a run from wherever it stopped.
 
-        A loss or a solve that leaves the range of numbers is a result of its system and is kept
-        as such. ``Ctrl-C`` raises :class:`KeyboardInterrupt`, with all finished parts stored.
+        A loss or a solve that is not finite is a result of its system and is stored as a failure.
+        ``Ctrl-C`` raises :class:`KeyboardInterrupt` with all finished parts stored.
 
         Args:
-            entry: Which run; a second stage after its first.
-            watch: Gives the reporter of a training.
-            tell: Hears of each part that begins.
+            entry: The run; a second stage after its first.
+            begin: Called with the name of each part when it begins.
         """
         result = self.result(entry)
         for part in result.missing:
             if "training" in result.failures:
                 break
-            tell(part)
+            if begin is not None:
+                begin(part)
             began = time.perf_counter()
             try:
-                values, notes = self._part(part, entry, watch)
+                values, notes = self._part(part, entry)
                 wrong = [name for name, value in values.items() if not math.isfinite(value)]
                 if wrong:
                     raise NumericalError(f"{', '.join(wrong)} is not finite")
@@ -71,82 +86,76 @@ class Bench:
             write_result(entry.folder(self.out), result)
         return result
 
-    def _part(self, part: str, entry: Entry, watch: Watch) -> Values:
+    def _part(self, part: str, entry: Entry) -> Values:
         if part == "training":
-            return self._train(entry, watch)
+            self._train(entry)
+            return {}, ()
         model = open_run(entry.folder(self.out)).model(self.device)
         return {"sde": self._sde, "ode": self._ode, "sampling": self._sample}[part](model)
 
-    def _train(self, entry: Entry, watch: Watch) -> Values:
-        config = self.plan.config(entry, self.data.identity)
-        run = Run(entry.folder(self.out), config, self.data.identity)
-        start = None
-        if entry.stage:
-            first = open_run(entry.first.folder(self.out))
-            if "training" in self.result(entry.first).failures:
-                run.write_config()
-                raise NumericalError("its first stage failed")
-            start = first.net().state_dict()
-            run = replace(run, parent=parent_of(first, str(first.path.resolve())))
-        run.write_config()
-        reporter = watch(config.train.steps)
-        trained = Trainer(run, self.data, World(self.device), reporter, start).train()
-        if trained.interrupted:
-            raise KeyboardInterrupt
-        return {}, ()
+    def _train(self, entry: Entry) -> None:
+        folder, device = entry.folder(self.out), str(self.device)
+        resume = holds_run(folder)
+        if not entry.stage:
+            config = self.plan.config(entry, self.data.identity)
+            train(
+                config, out=folder, data=self.given, resume=resume, device=device,
+                progress=self.progress,
+            )  # fmt: skip
+            return
+        if "training" in self.result(entry.first).failures:
+            # The folder is a run all the same, so that it is found and can be replaced.
+            config = self.plan.config(entry, self.data.identity)
+            Run(folder, config, self.data.identity).write_config()
+            raise NumericalError("its first stage failed")
+        finetune(
+            entry.first.folder(self.out), out=folder, data=self.given, ratio=entry.ratio,
+            settings=self.plan.second_stage_settings, resume=resume, device=device,
+            progress=self.progress,
+        )  # fmt: skip
 
     def _sde(self, model: DiffusionODE) -> Values:
-        """As many images as the held-out curve has."""
+        """The SDE bound of as many images as the held-out curve has."""
         count = self.plan.config(self.plan.entries()[0], self.data.identity).train.evaluate_count
-        images = self.data.test[:count]
-        bound = sde_bound(model, images, draws=self.plan.effort.draws, device=self.device)
+        bound = sde_bound(model, self.data.test[:count], draws=self.plan.measurement.draws)
         return {"sde": bound.mean, "sde_error": bound.standard_error}, ()
 
     def _ode(self, model: DiffusionODE) -> Values:
-        """Both dequantizations on the grid tuned for the first, whose clock is the longer one."""
-        effort = self.plan.effort
-        values: dict[str, float] = {}
-        notes: list[str] = []
-        pilot = None
-        for name in ("tn", "uniform"):
-            settings = LikelihoodSettings(dequantization=name, tolerance=effort.tolerance)
-            images = self.data.test[: effort.limit]
-            found = bits_per_dim(model, images, settings, device=self.device, pilot=pilot)
-            if not found.complete:
-                raise KeyboardInterrupt
-            values |= {name: found.mean, f"{name}_error": found.standard_error}
-            pilot = pilot or found.pilot
-            if name == "tn":
-                values |= {"likelihood_nfe": found.nfe, "pilot_nfe": float(pilot.nfe)}
-                notes += found.notes
-        return values, tuple(notes)
+        """Bits/dim by two dequantizations, on the grid of the first, which starts earlier."""
+        images = self.data.test[: self.plan.measurement.limit]
+        first = LikelihoodSettings(
+            dequantization=TruncatedNormal(), solver=Adams(self.plan.measurement.tolerance)
+        )
+        tn = bits_per_dim(model, images, first)
+        second = replace(first, dequantization=Uniform())
+        uniform = bits_per_dim(model, images, second, calibration=tn.calibration)
+        if not (tn.complete and uniform.complete):
+            raise KeyboardInterrupt
+        values = {
+            "tn": tn.mean,
+            "tn_error": tn.standard_error,
+            "likelihood_nfe": tn.nfe,
+            "pilot_nfe": float(tn.calibration.nfe),
+            "uniform": uniform.mean,
+            "uniform_error": uniform.standard_error,
+        }
+        return values, tn.notes
 
     def _sample(self, model: DiffusionODE) -> Values:
-        count, shape = self.plan.effort.samples, self.data.shape
         # One batch and one seed for all: the adaptive solver's steps depend on its batch.
-        drawn = sample(
-            model,
-            count,
-            shape,
-            torch.Generator().manual_seed(0),
-            solver="dopri5",
-            batch_size=count,
-            device=self.device,
-        )
-        distance = fid(drawn.data, self._reference, self._features[1])
-        return {"sampling_nfe": drawn.nfe, "fid": distance}, ()
+        count = self.plan.measurement.samples
+        drawn = sample(model, count, seed=0, solver=Dopri5(), batch_size=count)
+        return {"sampling_nfe": drawn.nfe, "fid": self._reference.fid(drawn.data)}, ()
 
     @cached_property
-    def _features(self) -> tuple[str, Features]:
+    def _reference(self) -> FIDReference:
         levels = self.data.levels
         assert levels is not None
-        return features_for(self.data) or ("pixel", pixel_features(levels))
+        return FIDReference(
+            self.data, *(features_for(self.data) or ("pixel", pixel_features(levels)))
+        )
 
-    @cached_property
-    def _reference(self) -> FeatureStatistics:
-        return statistics_of(self.data.train, self._features[1])
-
-    def yardstick(self) -> tuple[str, float]:
-        """Whose features the Fréchet distance sees, and that of equally many test images."""
-        name, features = self._features
-        return name, fid(self.data.test[: self.plan.effort.samples], self._reference, features)
+    def test_images_fid(self) -> tuple[str, float]:
+        """The name of the features, and the FID of as many test images as there are samples."""
+        images = self.data.test[: self.plan.measurement.samples]
+        return self._reference.network, self._reference.fid(images)

@@ -1,125 +1,63 @@
-"""A comparison as one page: curves, values, the table, and what it says about the paper."""
+"""A comparison as one page: the table, learning curves, and which claims of the paper hold."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from idode import __version__
-from idode.data import Identity
 from idode.runs.systems import SYSTEMS
-from idode.studies.comparison.orderings import Verdict
-from idode.studies.comparison.plan import BASELINE, Plan
+from idode.studies.comparison.folder import HTML, MARKDOWN
+from idode.studies.comparison.plan import BASELINE
+from idode.studies.comparison.summary import Comparison
 from idode.studies.comparison.table import METRICS, Outcome, Row
 from idode.studies.report import figures
 from idode.studies.report.figures import Band
-from idode.studies.report.page import Section, Table, write
+from idode.studies.report.page import Section, Table, write_page
 
-__all__ = ["HEADER", "JUDGED", "Comparison", "legend", "plain", "write_page"]
+__all__ = ["CLAIMS_HEADER", "HEADER", "legend", "write_comparison"]
 
-NAMES = ("compare.html", "compare.md")
 HEADER = ("system", *(metric.title for metric in METRICS.values()))
-JUDGED = ("claim", "difference", "s.e.", "seeds", "verdict", "in the paper")
+CLAIMS_HEADER = ("claim", "difference", "s.e.", "seeds", "verdict", "in the paper")
 KINDS = ("uniform", "sde", "tn")
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """All that there is to say."""
-
-    plan: Plan
-    identity: Identity
-    outcomes: tuple[Outcome, ...]
-    rows: tuple[Row, ...]
-    verdicts: tuple[Verdict, ...]
-    features: str  # whose features the Fréchet distance sees
-    yardstick: float  # that distance for as many test images
-    images: int  # of the SDE bound
-    steps: int
-
-
 def legend(c: Comparison) -> list[str]:
-    """How to read the columns."""
-    effort = c.plan.effort
-    ode = min(effort.limit, c.identity.test_size)
+    """Explanations of the columns."""
+    settings = c.plan.measurement
+    ode = min(settings.limit, c.identity.test_size)
     return [
-        "Every value is a mean over seeds ± its standard error (none for one seed); images and "
-        "noise of the evaluation are the same for all, so differences are better known than each "
-        "value.",
+        "Every value is a mean over seeds ± its standard error (none for one seed). Images and "
+        "noise of the evaluation are the same for all runs, so differences are known better than "
+        "values.",
         f"SDE: variational bound of {c.images} test images. ODE: bits/dim of {ode} by the ODE, "
-        f"K = 1, with truncated-normal and uniform dequantization, on a grid tuned to "
-        f"{effort.tolerance} bits/dim rms.",
-        "NFE: evaluations of one likelihood; NFE dopri5: of "
-        f"{effort.samples} samples drawn together by Dormand-Prince at 1e-5, the paper's measure.",
+        f"K = 1, with truncated-normal and uniform dequantization, on a grid calibrated to "
+        f"{settings.tolerance} bits/dim rms.",
+        "NFE: evaluations of the network for one likelihood; NFE dopri5: for "
+        f"{settings.samples} samples drawn together by Dormand-Prince at 1e-5, the paper's "
+        "measure.",
         f"FID*: Fréchet distance of those samples to the training images by "
-        f"{c.features} features; as many test images have {c.yardstick:.2f}.",
-        f"steps to {BASELINE}, s to {BASELINE}: of training until the held-out SDE bound first "
-        f"reaches the final value of {BASELINE} with the same seed; seconds without evaluation.",
+        f"{c.features} features; as many test images have {c.test_images_fid:.2f}.",
+        f"steps to {BASELINE}, s to {BASELINE}: steps and seconds of training until the held-out "
+        f"SDE bound first reaches the final value of {BASELINE} with the same seed, without the "
+        "time of evaluation.",
     ]
 
 
-def plain(c: Comparison) -> dict[str, Any]:
-    """Everything as plain values for JSON."""
-    return {
-        "idode": __version__,
-        "plan": {**c.plan.shared(), "effort": asdict(c.plan.effort)},
-        "data": c.identity.to_json(),
-        "features": c.features,
-        "fid_of_test_images": c.yardstick,
-        "systems": {row.name: _plain_row(c, row) for row in c.rows},
-        "orderings": [
-            {
-                "claim": str(v.claim),
-                "source": v.claim.source,
-                "difference": v.difference,
-                "standard_error": v.standard_error,
-                "seeds": v.seeds,
-                "verdict": v.word,
-            }
-            for v in c.verdicts
-        ],
-    }
-
-
-def _plain_row(c: Comparison, row: Row) -> dict[str, Any]:
-    runs = {
-        str(o.entry.seed): {
-            "values": dict(o.values),
-            "failures": dict(o.failures),
-            "curve": None
-            if o.curve is None
-            else {
-                "steps": list(o.curve.steps),
-                "seconds": list(o.curve.seconds),
-                "held_out": list(o.curve.bits),
-            },
-        }
-        for o in c.outcomes
-        if o.entry.name == row.name
-    }
-    cells = {
-        name: {"mean": cell.mean, "standard_error": cell.standard_error, "count": cell.count}
-        for name, cell in row.cells.items()
-    }
-    return {"mean": cells, "seeds": runs, "failures": list(row.failures)}
-
-
-def write_page(out: Path, c: Comparison) -> Path:
-    """Write ``compare.html``, ``compare.md`` and the pictures; the path of the page."""
+def write_comparison(c: Comparison) -> Path:
+    """Write the page and its pictures to the folder of the comparison; the path of the page."""
     title = f"{len(c.rows)} systems on {c.identity.name}"
-    return write(
-        out, title, _lead(c), _facts(c), _sections(c), f"idode {__version__}",
-        force=True, about="The comparison", names=NAMES,
+    return write_page(
+        c.out, title, _lead(c), _facts(c), _sections(c), f"idode {__version__}",
+        about="The comparison", names=(HTML, MARKDOWN),
     )  # fmt: skip
 
 
 def _lead(c: Comparison) -> str:
     known = [row for row in c.rows if "tn" in row.cells]
     seeds = f"{len(c.plan.seeds)} seed" + ("s" if len(c.plan.seeds) > 1 else "")
-    done = f"The same network, data and {c.steps:,} steps for every system, {seeds}."
+    done = f"Every system has the same network, data and {c.steps:,} steps; {seeds}."
     if not known:
         return done
     best = min(known, key=lambda row: row.cells["tn"].mean)
@@ -146,19 +84,19 @@ def _sections(c: Comparison) -> list[Section]:
     found += _curves(c)
     values = {row.name: _values(row) for row in c.rows if _values(row)}
     if values:
-        caption = "Mean over seeds; bars are one standard error over seeds. Less is better."
+        caption = "Mean over seeds; bars are one standard error over seeds. Lower is better."
         drawn = figures.png(figures.dots(values, "bits/dim of test images"))
         found.append(Section("values", "Bits per dimension", caption, drawn))
     if c.verdicts:
-        judged = Table(JUDGED, tuple(tuple(v.texts()) for v in c.verdicts))
+        claims = Table(CLAIMS_HEADER, tuple(tuple(v.texts()) for v in c.verdicts))
         caption = (
             "Differences are left minus right side, paired by seed, with their standard error "
-            "over seeds; zero within the 95% interval of Student's t, or a single seed, is not "
-            "decided. A run "
+            "over seeds. A claim is not decided with a single seed, or if the 95% interval of "
+            "Student's t includes zero. A run "
             f"that never reached the final bound of {BASELINE} counts with all its steps."
         )
         found.append(
-            Section("orderings", "Which orderings of the paper hold", caption, table=judged)
+            Section("orderings", "Which orderings of the paper hold", caption, table=claims)
         )
     return found
 
@@ -181,8 +119,8 @@ def _curves(c: Comparison) -> list[Section]:
         drawn = figures.convergence(bands, label, level, f"final {BASELINE}")
         caption = (
             "SDE bound on held-out images of the averaged weights, always with the same noise: "
-            "mean over seeds, and the range they span. The first values, and systems far above "
-            "the others, lie outside the axis."
+            "mean and range over seeds. The first values, and systems far above the others, are "
+            "outside the axis."
         )
         title = f"Convergence against {label}"
         found.append(Section(f"curves-{key}", title, caption, figures.png(drawn)))
@@ -190,7 +128,7 @@ def _curves(c: Comparison) -> list[Section]:
 
 
 def _bands(outcomes: Sequence[Outcome], key: str) -> Mapping[str, Band]:
-    """Curves of equal steps, averaged; a run that stopped early ends the mean of its system."""
+    """Mean and range of the curves of each system, as far as its shortest curve goes."""
     grouped: dict[str, list[Outcome]] = {}
     for o in outcomes:
         if o.curve is not None:

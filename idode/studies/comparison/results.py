@@ -1,4 +1,4 @@
-"""What came of one run, as a file beside it: everything that was measured, and what failed."""
+"""The result of one run: its measured values and failures, stored as a file in the run folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 from idode.errors import InputError
 from idode.storage import write_atomically
-from idode.studies.comparison.plan import Effort, Entry
+from idode.studies.comparison.plan import Entry
+from idode.studies.comparison.settings import MeasurementSettings
 
 __all__ = ["PARTS", "RESULT", "Result", "measured_with", "read_result", "write_result"]
 
@@ -21,18 +22,18 @@ RESULT = "result.json"
 
 @dataclass(frozen=True)
 class Result:
-    """The measured values of a run by metric; a part is done or has failed for a reason."""
+    """Measured values of a run by metric. Each part is done, has failed, or is missing."""
 
     entry: Entry
-    effort: Effort
+    measurement: MeasurementSettings
     values: Mapping[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)  # by part that is done
-    failures: Mapping[str, str] = field(default_factory=dict)  # by part that is not
+    failures: Mapping[str, str] = field(default_factory=dict)  # reasons by part that failed
     notes: tuple[str, ...] = ()
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Parts that are still to be done; nothing can be measured where training failed."""
+        """Parts still to be done; none where training failed, since nothing can be measured."""
         if "training" in self.failures:
             return ()
         return tuple(p for p in PARTS if p not in self.seconds and p not in self.failures)
@@ -40,7 +41,7 @@ class Result:
     def done(
         self, part: str, seconds: float, values: Mapping[str, float], notes: tuple[str, ...] = ()
     ) -> Result:
-        """The same with one more part."""
+        """The result with one more part done."""
         return replace(
             self,
             values={**self.values, **values},
@@ -49,42 +50,44 @@ class Result:
         )
 
     def failed(self, part: str, reason: str) -> Result:
-        """The same with the reason why a part has no values."""
+        """The result with one more part failed."""
         return replace(self, failures={**self.failures, part: reason})
 
-    def trained(self, effort: Effort) -> Result:
-        """What stays with another effort: the training, which has no values."""
-        own = PARTS[:1]
+    def training_only(self, measurement: MeasurementSettings) -> Result:
+        """What remains if the run is measured with other settings: its training."""
         return Result(
             self.entry,
-            effort,
-            seconds={p: s for p, s in self.seconds.items() if p in own},
-            failures={p: reason for p, reason in self.failures.items() if p in own},
+            measurement,
+            seconds={p: s for p, s in self.seconds.items() if p == "training"},
+            failures={p: reason for p, reason in self.failures.items() if p == "training"},
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self), allow_nan=False))
-        return plain
+        """Plain values for JSON."""
+        found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self), allow_nan=False))
+        return found
 
 
-def read_result(folder: Path, entry: Entry, effort: Effort) -> Result:
-    """The result in a run folder, or a fresh one; of another effort, its training alone."""
+def read_result(folder: Path, entry: Entry, measurement: MeasurementSettings) -> Result:
+    """The result in a run folder, or an empty one.
+
+    Values that were measured with other settings are left out; the training remains.
+    """
     path, found = folder / RESULT, _stored(folder)
     if found is None:
-        return Result(entry, effort)
+        return Result(entry, measurement)
     if found.entry != entry:
         raise InputError(
             f"{path} is of {found.entry.name} seed {found.entry.seed}, not of {entry.name} seed "
             f"{entry.seed}: remove it to measure again"
         )
-    return found if found.effort == effort else found.trained(effort)
+    return found if found.measurement == measurement else found.training_only(measurement)
 
 
-def measured_with(folder: Path) -> Effort | None:
-    """The effort that the values in a run folder were measured with; ``None`` without values."""
+def measured_with(folder: Path) -> MeasurementSettings | None:
+    """How the values in a run folder were measured; ``None`` if there are none."""
     found = _stored(folder)
-    return None if found is None or not found.values else found.effort
+    return None if found is None or not found.values else found.measurement
 
 
 def _stored(folder: Path) -> Result | None:
@@ -93,11 +96,13 @@ def _stored(folder: Path) -> Result | None:
         return None
     try:
         fields = json.loads(path.read_text())
+        if "effort" in fields:  # its name in version 0.1.0
+            fields["measurement"] = fields.pop("effort")
         return Result(
             **{
                 **fields,
                 "entry": Entry(**fields["entry"]),
-                "effort": Effort(**fields["effort"]),
+                "measurement": MeasurementSettings(**fields["measurement"]),
                 "notes": tuple(fields["notes"]),
             }
         )
@@ -106,7 +111,7 @@ def _stored(folder: Path) -> Result | None:
 
 
 def write_result(folder: Path, result: Result) -> None:
-    """Store a result whole or not at all."""
+    """Write the result of a run atomically."""
     try:
         write_atomically(folder / RESULT, json.dumps(result.to_json(), indent=1) + "\n")
     except OSError as error:

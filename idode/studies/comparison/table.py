@@ -16,13 +16,13 @@ __all__ = ["METRICS", "Cell", "Metric", "Outcome", "Row", "outcomes", "rows"]
 
 @dataclass(frozen=True)
 class Metric:
-    """A column: its heading, its digits, and the part of a run that measures it."""
+    """A column of the table: its heading, its digits, and the part of a run that measures it."""
 
     title: str
     digits: int
     part: str
-    time: bool = False  # what a run cost, and not how good it is
-    timed: str | None = None  # the value that a run has if it could have reached this one
+    time: bool = False  # a cost and not a quality
+    timed: str | None = None  # "never" is shown for a run that has this value but not the metric
 
 
 METRICS: dict[str, Metric] = {
@@ -41,7 +41,7 @@ METRICS: dict[str, Metric] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """Everything known of one run, by metric."""
+    """All values of one run by metric, its failures and its learning curve."""
 
     entry: Entry
     values: Mapping[str, float]
@@ -51,15 +51,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Cell:
-    """A mean over the seeds that have a value; no standard error for one of them."""
+    """Mean over the seeds that have a value; one seed has no standard error."""
 
     mean: float
     standard_error: float | None
     count: int
-    of: int  # seeds whose run could have one
+    of: int  # number of seeds
 
     def text(self, digits: int) -> str:
-        """As in a table, with the number of seeds where some have no value."""
+        """The cell as text, with the number of seeds if some have no value."""
         bar = "" if self.standard_error is None else f" ± {self.standard_error:.{digits}f}"
         some = "" if self.count == self.of else f" ({self.count} of {self.of})"
         return f"{self.mean:.{digits}f}{bar}{some}"
@@ -67,7 +67,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A system: a cell for each metric that any of its runs has, and what failed."""
+    """A system: a cell for each metric that one of its runs has, and its failures."""
 
     name: str
     seeds: int
@@ -88,21 +88,21 @@ class Row:
 
 
 def outcomes(pairs: Iterable[tuple[Result, Curve]]) -> list[Outcome]:
-    """Results with their curves, each timed to the final value of the baseline of its seed.
+    """Results and curves, with the time to reach the final value of the baseline of the same seed.
 
-    Second stages and runs that failed in training are not timed. ``least_steps`` is the time in
-    steps, or all steps of a run that never got there.
+    Second stages and failed trainings are not timed. ``least_steps`` is the number of steps, or
+    all steps of a run that never reached the value.
     """
     found = list(pairs)
     finals = {
         result.entry.seed: curve.bits[-1]
         for result, curve in found
-        if result.entry.name == BASELINE and curve.bits and not _broken(result)
+        if result.entry.name == BASELINE and curve.bits and not _training_failed(result)
     }
     return [_outcome(result, curve, finals.get(result.entry.seed)) for result, curve in found]
 
 
-def _broken(result: Result) -> bool:
+def _training_failed(result: Result) -> bool:
     return "training" in result.failures
 
 
@@ -110,10 +110,11 @@ def _outcome(result: Result, curve: Curve, final: float | None) -> Outcome:
     values = dict(result.values)
     if set(PARTS[1:]) <= result.seconds.keys():
         values["evaluation_seconds"] = sum(result.seconds[part] for part in PARTS[1:])
-    if curve.bits and not _broken(result):
+    learned = bool(curve.bits) and not _training_failed(result)
+    if learned:
         values["train_seconds"] = curve.seconds[-1]
         values["held_out"] = curve.bits[-1]
-    if curve.bits and final is not None and not result.entry.stage and not _broken(result):
+    if learned and final is not None and not result.entry.stage:
         reached = curve.first_below(final)
         values["least_steps"] = float(curve.steps[-1]) if reached is None else reached[0]
         if reached is not None:
@@ -123,7 +124,7 @@ def _outcome(result: Result, curve: Curve, final: float | None) -> Outcome:
 
 
 def rows(names: Sequence[str], found: Sequence[Outcome]) -> list[Row]:
-    """A row for each name, in their order."""
+    """A row for each name, in this order."""
     return [_row(name, [o for o in found if o.entry.name == name]) for name in names]
 
 

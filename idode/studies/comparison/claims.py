@@ -1,4 +1,4 @@
-"""Which orderings of the paper hold here, decided by paired differences over seeds."""
+"""Claims of the paper, tested by paired differences over seeds."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from idode.runs.systems import SYSTEMS
+from idode.runs.systems import COMPARED
 from idode.studies.comparison.plan import BASELINE, FINETUNED
 from idode.studies.comparison.table import Outcome
 
-__all__ = ["Claim", "Verdict", "claims", "student", "verdicts"]
+__all__ = ["Claim", "Verdict", "claims", "t_quantile", "verdicts"]
 
-CONFIDENCE = 0.95  # of a verdict: 2.5% in either tail
+CONFIDENCE = 0.95  # two-sided: 2.5% in either tail
 WORDS = {
     "sde": "SDE bound",
     "tn": "ODE truncated normal",
@@ -26,11 +26,11 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Claim:
-    """One value is less than another, or than ``factor`` times it."""
+    """One value is less than another, or less than ``factor`` times it."""
 
     less: tuple[str, str]  # name of a row, metric
     more: tuple[str, str]
-    source: str  # where the paper says so
+    source: str  # in the paper
     factor: float = 1.0
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The mean of ``less - factor * more`` over seeds that have both."""
+    """Whether a claim holds, by the mean of ``less - factor * more`` over seeds with both."""
 
     claim: Claim
     difference: float
@@ -52,10 +52,10 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """Holds, does not hold, or not decided: zero is within the 95% interval of Student's t."""
+        """Holds, does not hold, or not decided: the 95% interval of Student's t includes zero."""
         if self.standard_error is None:
             return "not decided"
-        if abs(self.difference) < student(self.seeds - 1) * self.standard_error:
+        if abs(self.difference) < t_quantile(self.seeds - 1) * self.standard_error:
             return "not decided"
         return "holds" if self.difference < 0 else "does not hold"
 
@@ -66,12 +66,12 @@ class Verdict:
         return [str(self.claim), difference, bar, str(self.seeds), self.word, self.claim.source]
 
 
-def student(freedom: int) -> float:
-    """The 97.5% quantile of Student's t, in the closed form that whole degrees of freedom have.
+def t_quantile(freedom: int) -> float:
+    """The 97.5% quantile of Student's t distribution for a whole number of degrees of freedom.
 
-    The mass of |t| < sqrt(freedom) tan(angle) is a finite sum in the angle, inverted by bisection.
+    The probability of |t| < sqrt(freedom) tan(angle) is a finite sum, inverted by bisection.
 
-    >>> [round(student(n), 3) for n in (1, 2, 9)]
+    >>> [round(t_quantile(n), 3) for n in (1, 2, 9)]
     [12.706, 4.303, 2.262]
     """
     low, high = 0.0, math.pi / 2
@@ -92,7 +92,7 @@ def _within(angle: float, freedom: int) -> float:
 
 
 def claims() -> list[Claim]:
-    """The comparative statements of the paper, for rows that a table may have."""
+    """The comparative statements of the paper, for systems that a table may have."""
     found = [
         Claim(("idode-vp", "least_steps"), (BASELINE, "least_steps"), "test curves"),
         Claim(("idode-vp", "least_steps"), (BASELINE, "least_steps"), "2x to 3x faster", 0.5),
@@ -112,8 +112,7 @@ def claims() -> list[Claim]:
         Claim(("idode-vp", "tn"), ("idode-sp", "tn"), "table of bounds, ImageNet-32"),
         Claim(("idode-vp", "fid"), ("idode-sp", "fid"), "main table"),
     ]
-    ours = [name for name in SYSTEMS if name.startswith("idode")]
-    others = [name for name in SYSTEMS if name not in (BASELINE, *ours)]
+    others = [name for name in COMPARED if name not in (BASELINE, *FINETUNED)]
     found += [
         Claim((mine, "tn"), (other, "tn"), "main table") for other in others for mine in FINETUNED
     ]
@@ -131,7 +130,7 @@ def claims() -> list[Claim]:
 
 
 def verdicts(found: Sequence[Outcome], asked: Iterable[Claim] | None = None) -> list[Verdict]:
-    """What the runs say about each claim that they have values for."""
+    """A verdict on each claim that the runs have values for."""
     values = {(o.entry.name, o.entry.seed): o.values for o in found}
     seeds = sorted({o.entry.seed for o in found})
     answers = []
