@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from idode.errors import InputError, NumericalError
 
 if TYPE_CHECKING:
-    from idode.diffusion.model import DiffusionODE, wrap
+    from idode.diffusion.model import DiffusionODE
+    from idode.diffusion.wrapping import wrap
     from idode.evaluation.evaluate import evaluate
     from idode.likelihood.estimator import LikelihoodSettings
     from idode.likelihood.log_prob import log_prob
@@ -40,7 +41,7 @@ LAZY = {  # public name: module
     "report": "idode.studies.report.report",
     "sample": "idode.sampling.samples",
     "train": "idode.training.train",
-    "wrap": "idode.diffusion.model",
+    "wrap": "idode.diffusion.wrapping",
 }
 
 __all__ = [

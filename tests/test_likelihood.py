@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from conftest import ALL_SCHEDULES
-from idode.starts import search_start
+from how import settings
 from torch import Tensor
 
-import idode
 from idode import random
 from idode.diffusion import exact
-from idode.diffusion.model import DiffusionODE, wrap
+from idode.diffusion.model import DiffusionODE
 from idode.diffusion.noise_levels import UniformGamma
 from idode.diffusion.schedules import SCHEDULES, Schedule, VariancePreserving, start_gamma
+from idode.diffusion.wrapping import wrap
 from idode.errors import InputError, NumericalError
-from idode.evaluation.runner import Ledger
-from idode.likelihood.bits_per_dim import LikelihoodSettings, bits_per_dim
-from idode.likelihood.bits_per_dim import log_prob as density
-from idode.likelihood.sde_bound import sde_bound
-from idode.ode.divergence import gaussian
-from idode.ode.solvers import Adams, Dopri5, uniform_grid
-
-EXACT = LikelihoodSettings(probes=0, tolerance=1e-4)
+from idode.evaluation.likelihood import bits_per_dim, sde_bound
+from idode.evaluation.runner import BatchRunner
+from idode.likelihood import log_prob as density
+from idode.ode.adams import Adams
+from idode.ode.divergence import Gaussian
+from idode.ode.solvers import Dopri5
 
 
 @ALL_SCHEDULES
@@ -40,7 +38,7 @@ def test_log_prob_of_gaussian_and_mixture_data_is_their_density(
         gamma = torch.tensor(-6.0, dtype=torch.float64)
         x = schedule.alpha(gamma) * oracle.sample(3, generator)
         truth = oracle.log_prob(x, gamma, schedule)
-        found = density.log_prob(model, x, solver=Adams(uniform_grid(600)))
+        found = density.log_prob(model, x, solver=Adams(steps=600))
         assert ((found.log_p - truth).abs() / 3).max() < 1e-6
 
 
@@ -50,7 +48,7 @@ def test_the_papers_solver_finds_the_same_density(
     model = mixture.ode(VariancePreserving(), -6.0, 32.0)
     gamma = torch.tensor(-6.0, dtype=torch.float64)
     x = mixture.sample(3, generator)
-    found = density.log_prob(model, x, solver=Dopri5(1e-8, 1e-8))
+    found = density.log_prob(model, x, solver=Dopri5(1e-8))
     truth = mixture.log_prob(x, gamma, model.schedule)
     assert ((found.log_p - truth).abs() / 3).max() < 1e-6
 
@@ -61,8 +59,8 @@ def test_a_round_trip_returns_to_where_it_began(
 ) -> None:
     model = mixture.ode(schedule, -6.0, 6.0)
     x = mixture.sample(4, generator)
-    z = density.encode(model, x, Adams(uniform_grid(300)))
-    back = density.decode(model, z.x, Adams(uniform_grid(300)))
+    z = density.encode(model, x, Adams(steps=300))
+    back = density.decode(model, z.x, Adams(steps=300))
     torch.testing.assert_close(back.x, x, atol=1e-5, rtol=0)
     assert density.encode(model, x).nfe == density.decode(model, x).nfe
 
@@ -71,9 +69,9 @@ def test_probes_share_one_path_and_average_to_the_exact_value(mixture: exact.Mix
     model = mixture.ode(VariancePreserving(), -6.0, 8.0)
     g = torch.Generator().manual_seed(0)
     x = mixture.sample(3, g)
-    probes = gaussian(64, x, g)
-    many = density.log_prob(model, x, probes=probes)
-    truth = density.log_prob(model, x)
+    probes, solver = Gaussian().draw(64, x, g), Adams(steps=128)
+    many = density.solve_log_prob(model, x, solver, probes=probes)
+    truth = density.log_prob(model, x, solver=solver)
     assert many.per_probe.shape == (64, 3)
     torch.testing.assert_close(many.z, truth.z)
     z = (many.log_p - truth.log_p) / (many.per_probe.std(0) / 8)
@@ -96,8 +94,8 @@ class TestDiscreteOracle:
         """Mean excess over the true code length of the same images, and its standard error."""
         pixels, log_p = self.data.sample(n, torch.Generator().manual_seed(0))
         model = self.data.ode(schedule, start_gamma(8), 14.0)
-        settings = dataclasses.replace(EXACT, **changes)
-        result = bits_per_dim(model, pixels, settings, dtype=torch.float64)
+        exactly = settings(**{"probes": 0, "tolerance": 1e-4} | changes)
+        result = bits_per_dim(model, pixels, exactly, dtype=torch.float64)
         excess = result.per_image + log_p / (3 * math.log(2))
         return float(excess.mean()), float(excess.std() / n**0.5)
 
@@ -163,43 +161,28 @@ class TestDiscreteOracle:
             model,
             pixels,
             draws=64,
-            density=UniformGamma(model.gamma_min, model.gamma_max),
+            distribution=UniformGamma(model.gamma_min, model.gamma_max),
             dtype=torch.float64,
             seed=1,
         )
         spread = math.hypot(bound.monte_carlo_error, other.monte_carlo_error)
         assert bound.mean == pytest.approx(other.mean, abs=4 * spread)
 
-    def test_the_standard_prior_costs_sp_what_the_facts_say(self) -> None:
-        pixels = self.data.sample(4, torch.Generator().manual_seed(0))[0]
-        for name, cost in (("sp", 0.0085), ("vp", 1.6e-5)):
-            model = self.data.ode(SCHEDULES[name], start_gamma(8), 5.0)
-            plain = sde_bound(model, pixels, draws=2)
-            standard = sde_bound(model, pixels, draws=2, standard_prior=True)
-            alpha2 = float(model.schedule.alpha(torch.tensor(5.0))) ** 2
-            # The facts' figure is the variance term; the mean term differs with the data.
-            x2 = float(((2 * pixels.double() + 1) / 8 - 1).square().mean())
-            sigma2 = float(model.schedule.sigma(torch.tensor(5.0))) ** 2
-            shift = alpha2 * x2 * (1 - 1 / sigma2) / (2 * math.log(2))
-            assert standard.prior - plain.prior - shift == pytest.approx(cost, rel=0.03)
-
-    def test_the_best_start_for_uniform_noise_is_found(self) -> None:
+    def test_the_usual_start_of_uniform_noise_is_near_its_best(self) -> None:
         pixels, _ = self.data.sample(128, torch.Generator().manual_seed(0))
         model = self.data.ode(VariancePreserving(), start_gamma(8), 14.0)
-        starts = [-6.1, -5.3, -4.5]
-        settings = LikelihoodSettings(probes=0, batch_size=128)
-        curve = search_start(model, pixels, starts, settings)
-        means = [r.mean for r in curve.results]
         # For points and the noise of a bin the optimum is the variance of the bin, 1/(3 L²),
-        # up to the overlap of neighbouring bins.
-        assert curve.best == pytest.approx(-2 * math.log(math.sqrt(3) * 8), abs=0.25)
-        assert means[1] < means[0] - 0.05
-        assert means[1] < means[2]
-
-    def test_a_search_needs_three_starts(self) -> None:
-        model = self.data.ode(VariancePreserving(), start_gamma(8), 14.0)
-        with pytest.raises(InputError, match="at least 3 starts, got 2"):
-            search_start(model, torch.zeros(1, 3, dtype=torch.int64), [-6.0, -5.0])
+        # up to the overlap of neighbouring bins: -5.26 here.
+        low, usual, high = (
+            bits_per_dim(
+                model,
+                pixels,
+                settings(dequantization="uniform", start=start, probes=0, batch_size=128),
+            ).mean
+            for start in (-6.1, None, -4.5)
+        )
+        assert usual < low - 0.05
+        assert usual < high
 
 
 class Wave(torch.nn.Module):
@@ -240,12 +223,12 @@ def test_a_value_depends_neither_on_batch_mates_nor_on_the_batch_size() -> None:
     model, pixels = wave_model((1, 4, 4)), images(24, (1, 4, 4))
     whole = bits_per_dim(model, pixels)
     for size in (1, 7):
-        other = bits_per_dim(model, pixels, LikelihoodSettings(batch_size=size))
+        other = bits_per_dim(model, pixels, settings(batch_size=size))
         assert (whole.per_image - other.per_image).abs().max() < 1e-4
     alone = bits_per_dim(model, pixels[20:], first_index=20)
     # Another pilot, so another grid: equal within what both grids are known to miss.
     assert (whole.per_image[20:] - alone.per_image).abs().max() < 0.01
-    same = bits_per_dim(model, pixels[20:], first_index=20, pilot=whole.pilot)
+    same = bits_per_dim(model, pixels[20:], first_index=20, calibration=whole.calibration)
     assert (whole.per_image[20:] - same.per_image).abs().max() < 1e-4
 
 
@@ -260,9 +243,8 @@ def test_the_sde_bound_takes_a_read_only_array_in_pieces() -> None:
     model, pixels = wave_model((1, 4, 4)), images(7, (1, 4, 4))
     array = pixels.numpy().astype(np.uint16)
     array.flags.writeable = False
-    seen: list[int] = []
-    found = sde_bound(model, array, draws=2, batch_size=3, progress=seen.append)
-    assert seen == [3, 3, 1]
+    found = sde_bound(model, array, draws=2, batch_size=3)
+    assert model.net.calls == 2 * 3  # draws times batches
     whole = sde_bound(model, pixels, draws=2)
     torch.testing.assert_close(found.per_image, whole.per_image, atol=1e-5, rtol=0)
 
@@ -279,29 +261,29 @@ def test_the_calibration_counts_its_evaluations() -> None:
             self.stages[self.now] += count
 
     model, pixels = wave_model((1, 4, 4)), images(9, (1, 4, 4))
-    found = bits_per_dim(model, pixels, LikelihoodSettings(tolerance=0.05), ledger=Ledger(Seen()))
+    found = bits_per_dim(model, pixels, settings(tolerance=0.05), runner=BatchRunner(Seen()))
     assert Seen.stages["ODE tn"] == 9
-    assert Seen.stages["calibrating tn"] >= found.pilot.nfe
+    assert Seen.stages["calibrating tn"] >= found.calibration.nfe
 
 
-class TestSharedLedger:
+class TestSharedRunner:
     @pytest.mark.parametrize(
         "change",
         [
             {"first_index": 100},
-            {"settings": LikelihoodSettings(seed=np.int64(1), tolerance=0.05)},
-            {"settings": LikelihoodSettings(importance=2, tolerance=0.05)},
-            {"settings": LikelihoodSettings(tolerance=0.4)},
+            {"settings": settings(seed=np.int64(1), tolerance=0.05)},
+            {"settings": settings(importance=2, tolerance=0.05)},
+            {"settings": settings(tolerance=0.4)},
             {"dtype": torch.float64},
         ],
     )
     def test_another_call_gets_its_own_numbers(self, change: dict[str, object]) -> None:
         model, pixels = wave_model((1, 4, 4)), images(4, (1, 4, 4))
-        ledger, usual = Ledger(), {"settings": LikelihoodSettings(tolerance=0.05)}
-        bits_per_dim(model, pixels, **usual, ledger=ledger)
-        found = bits_per_dim(model, pixels, **usual | change, ledger=ledger)
+        runner, usual = BatchRunner(), {"settings": settings(tolerance=0.05)}
+        bits_per_dim(model, pixels, **usual, runner=runner)
+        found = bits_per_dim(model, pixels, **usual | change, runner=runner)
         fresh = bits_per_dim(model, pixels, **usual | change)
-        assert found.pilot == fresh.pilot
+        assert found.calibration == fresh.calibration
         assert found.per_image.tolist() == fresh.per_image.tolist()
 
     @pytest.mark.parametrize(
@@ -310,52 +292,51 @@ class TestSharedLedger:
             {"first_index": 100},
             {"seed": 1},
             {"draws": 4},
-            {"standard_prior": True},
-            {"density": UniformGamma(start_gamma(17), 5.0)},
+            {"distribution": UniformGamma(start_gamma(17), 5.0)},
             {"dtype": torch.float64},
         ],
     )
     def test_another_sde_bound_gets_its_own_numbers(self, change: dict[str, object]) -> None:
         model, pixels = wave_model((1, 4, 4)), images(4, (1, 4, 4))
-        ledger, usual = Ledger(), {"draws": 2}
-        sde_bound(model, pixels, **usual, ledger=ledger)
-        found = sde_bound(model, pixels, **usual | change, ledger=ledger)
+        runner, usual = BatchRunner(), {"draws": 2}
+        sde_bound(model, pixels, **usual, runner=runner)
+        found = sde_bound(model, pixels, **usual | change, runner=runner)
         fresh = sde_bound(model, pixels, **usual | change)
         assert found.per_image.tolist() == fresh.per_image.tolist()
 
     def test_batches_of_a_smaller_pilots_grid_are_not_taken_for_those_of_another(self) -> None:
         model, pixels = wave_model((1, 4, 4)), images(16, (1, 4, 4))
-        ledger, settings = Ledger(), LikelihoodSettings(batch_size=4)
-        few = bits_per_dim(model, pixels[:4], settings, ledger=ledger)
-        found = bits_per_dim(model, pixels, settings, ledger=ledger)
-        fresh = bits_per_dim(model, pixels, settings)
-        assert few.pilot.solver != fresh.pilot.solver
+        runner, chosen = BatchRunner(), settings(batch_size=4)
+        few = bits_per_dim(model, pixels[:4], chosen, runner=runner)
+        found = bits_per_dim(model, pixels, chosen, runner=runner)
+        fresh = bits_per_dim(model, pixels, chosen)
+        assert few.calibration.solver != fresh.calibration.solver
         assert found.per_image.tolist() == fresh.per_image.tolist()
 
     def test_the_same_call_again_computes_nothing(self) -> None:
         model, pixels = wave_model((1, 4, 4)), images(12, (1, 4, 4))
-        ledger, settings = Ledger(), LikelihoodSettings(batch_size=4, tolerance=0.05)
-        first = bits_per_dim(model, pixels[:8], settings, ledger=ledger)
-        seen: list[int] = []
-        more = bits_per_dim(model, pixels, settings, ledger=ledger, progress=seen.append)
-        assert seen == [4]
+        runner, chosen = BatchRunner(), settings(batch_size=4, tolerance=0.05)
+        first = bits_per_dim(model, pixels[:8], chosen, runner=runner)
+        model.net.calls = 0
+        again = bits_per_dim(model, pixels[:8], chosen, runner=runner)
+        assert model.net.calls == 0
+        assert again.per_image.tolist() == first.per_image.tolist()
+        more = bits_per_dim(model, pixels, chosen, runner=runner)
         assert more.per_image[:8].tolist() == first.per_image.tolist()
 
 
 def test_errors_by_source_are_those_of_repeated_evaluations() -> None:
     """Spread of the mean over seeds against the claimed dequantization and probe errors."""
     model, pixels = wave_model((1, 4, 4)), images(32, (1, 4, 4))
-    results = [
-        bits_per_dim(model, pixels, LikelihoodSettings(seed=s, tolerance=0.02)) for s in range(16)
-    ]
+    results = [bits_per_dim(model, pixels, settings(seed=s, tolerance=0.02)) for s in range(16)]
     spread = torch.tensor([r.mean for r in results]).std().item()
     claimed = sum(math.hypot(r.errors.dequantization, r.errors.probe) for r in results) / 16
     assert claimed == pytest.approx(spread, rel=0.5)
     assert all(r.standard_error > r.errors.images > 0 for r in results)
-    exact_result = bits_per_dim(model, pixels, LikelihoodSettings(probes=0, repeats=4))
+    exact_result = bits_per_dim(model, pixels, settings(probes=0, repeats=4))
     assert exact_result.errors.probe == 0
     assert abs(exact_result.errors.solver) < 0.005
-    repeated = bits_per_dim(model, pixels, LikelihoodSettings(repeats=4, tolerance=0.02))
+    repeated = bits_per_dim(model, pixels, settings(repeats=4, tolerance=0.02))
     # A new repeat draws a new probe too; its variance is not that of the dequantization.
     assert repeated.errors.dequantization < 1.5 * exact_result.errors.dequantization
     assert repeated.errors.probe == pytest.approx(results[0].errors.probe / 2, rel=0.3)
@@ -364,7 +345,7 @@ def test_errors_by_source_are_those_of_repeated_evaluations() -> None:
 def test_ours_agrees_with_the_papers_solver_within_both_errors() -> None:
     model, pixels = wave_model((1, 4, 4)), images(8, (1, 4, 4))
     ours = bits_per_dim(model, pixels)
-    paper = bits_per_dim(model, pixels, LikelihoodSettings(solver="dopri5", tolerance=1e-6))
+    paper = bits_per_dim(model, pixels, settings(solver="dopri5", tolerance=1e-6))
     difference = (ours.per_image - paper.per_image).square().mean().sqrt().item()
     assert difference < 0.006
     assert ours.nfe < paper.nfe
@@ -378,25 +359,25 @@ def test_k_draws_average_in_the_exponential_and_memory_does_not_see_k() -> None:
         largest.append(len(x))
         return Wave.forward(model.net, x, t)  # type: ignore[arg-type]
 
-    watching = dataclasses.replace(model, net=watched)
+    watching = model.with_net(watched)
     one = [
-        bits_per_dim(
-            watching, pixels, LikelihoodSettings(importance=k, probes=0, batch_size=3)
-        ).per_image
+        bits_per_dim(watching, pixels, settings(importance=k, probes=0, batch_size=3)).per_image
         for k in (1, 6)
     ]
     assert max(largest) == 3  # never a batch of K * B above the batch size
     assert (one[1] < one[0] + 0.05).all()
 
 
-def test_an_image_keeps_its_probe_over_its_draws_unless_told_otherwise() -> None:
+def test_an_image_keeps_its_probe_over_its_draws() -> None:
+    """The draws of one image differ by their noise alone; the note tells what is left of it."""
     model, pixels = wave_model((1, 4, 4)), images(3, (1, 4, 4))
-    shared = bits_per_dim(model, pixels, LikelihoodSettings(importance=4))
-    fresh = bits_per_dim(model, pixels, LikelihoodSettings(importance=4, fresh_probes=True))
-    gains = [float(r.notes[0].split("up to ")[1].split()[0]) for r in (shared, fresh)]
-    assert 0 <= gains[0] < gains[1]
-    assert bits_per_dim(model, pixels, LikelihoodSettings(importance=4, probes=0)).notes == ()
-    assert (shared.per_image - fresh.per_image).abs().max() > 1e-3
+    shared = bits_per_dim(model, pixels, settings(importance=4))
+    gain = float(shared.notes[0].split("up to ")[1].split()[0])
+    inside = shared.calibration.interaction / 2 * 16 * math.log(2)
+    assert gain == pytest.approx(inside, abs=1e-4)
+    # Fresh probes would leave all of their variance inside the logarithm.
+    assert shared.calibration.interaction < shared.calibration.probe_variance
+    assert bits_per_dim(model, pixels, settings(importance=4, probes=0)).notes == ()
 
 
 def test_streams_of_an_image_depend_on_index_purpose_and_repeat_only() -> None:
@@ -421,11 +402,26 @@ def test_continuous_vectors_have_a_density_in_three_lines(mixture: exact.Mixture
     found = bits_per_dim(
         ode,
         x,
-        LikelihoodSettings(dequantization="none", probes=0, tolerance=1e-4),
+        settings(dequantization="none", probes=0, tolerance=1e-4),
         dtype=torch.float64,
     )
     truth = mixture.log_prob(x, torch.tensor(-6.0, dtype=torch.float64), s)
     torch.testing.assert_close(found.per_image, -truth / (3 * math.log(2)), atol=1e-3, rtol=0)
+
+
+class Stopping:
+    """Calls a function when images are done."""
+
+    def __init__(self, advance: Callable[[int], None]) -> None:
+        self._advance = advance
+        self.counts = False
+
+    def begin(self, stage: str, total: int | None, known: int, here: int) -> None:
+        self.counts = total is not None
+
+    def advance(self, count: int) -> None:
+        if self.counts:
+            self._advance(count)
 
 
 class TestTrouble:
@@ -440,11 +436,11 @@ class TestTrouble:
             return torch.where(dark[:, None, None, None] & early, torch.nan, out)
 
         with pytest.raises(NumericalError, match=r"image 118: .*gamma = -[56]\."):
-            bits_per_dim(dataclasses.replace(model, net=broken), pixels, first_index=100)
+            bits_per_dim(model.with_net(broken), pixels, first_index=100)
 
     def test_an_interrupt_keeps_what_was_done(self) -> None:
         model, pixels = wave_model((1, 4, 4)), images(12, (1, 4, 4))
-        whole = bits_per_dim(model, pixels, LikelihoodSettings(batch_size=4))
+        whole = bits_per_dim(model, pixels, settings(batch_size=4))
 
         def stop(done: int) -> None:
             stop.total += done
@@ -452,7 +448,8 @@ class TestTrouble:
                 raise KeyboardInterrupt
 
         stop.total = 0
-        part = bits_per_dim(model, pixels, LikelihoodSettings(batch_size=4), progress=stop)
+        runner = BatchRunner(Stopping(stop))
+        part = bits_per_dim(model, pixels, settings(batch_size=4), runner=runner)
         assert not part.complete
         assert part.notes == ("interrupted after 8 images",)
         assert (part.per_image == whole.per_image[:8]).all()
@@ -466,36 +463,33 @@ class TestTrouble:
             white = torch.sigmoid(30 * (x.flatten(1).mean(1) - 0.6))[:, None, None, None]
             return out + white * 0.5 * torch.sin(9 * x)
 
-        harder = dataclasses.replace(model, net=rough)
-        ours = bits_per_dim(harder, pixels, LikelihoodSettings(batch_size=18))
-        paper = bits_per_dim(harder, pixels, LikelihoodSettings(solver="dopri5", tolerance=1e-7))
+        harder = model.with_net(rough)
+        ours = bits_per_dim(harder, pixels, settings(batch_size=18))
+        paper = bits_per_dim(harder, pixels, settings(solver="dopri5", tolerance=1e-7))
         assert abs(ours.per_image[17] - paper.per_image[17]) < 0.03
         assert ours.nfe > bits_per_dim(model, pixels).nfe
 
     def test_a_tolerance_that_was_not_reached_is_said(self) -> None:
         model, pixels = wave_model((1, 4, 4)), images(2, (1, 4, 4))
-        jagged = dataclasses.replace(
-            model, net=lambda x, t: x + 0.2 * torch.sin(3000 * t)[:, None, None, None] * x
+        jagged = model.with_net(
+            lambda x, t: x + 0.2 * torch.sin(3000 * t)[:, None, None, None] * x
         )
-        result = bits_per_dim(jagged, pixels, LikelihoodSettings(tolerance=1e-9))
+        result = bits_per_dim(jagged, pixels, settings(tolerance=1e-9))
         assert "not the 1e-09 asked for" in result.notes[0]
 
     @pytest.mark.parametrize("start", [6.0, -20.0])
     def test_a_start_off_the_clock(self, start: float) -> None:
         with pytest.raises(InputError, match=r"must lie on the model's clock, -7\.864 to 5"):
-            bits_per_dim(
-                wave_model((1, 4, 4)), images(2, (1, 4, 4)), LikelihoodSettings(start=start)
-            )
+            bits_per_dim(wave_model((1, 4, 4)), images(2, (1, 4, 4)), settings(start=start))
 
     @pytest.mark.parametrize(
         ("change", "message"),
         [
             ({"dequantization": "gauss"}, "no dequantization called 'gauss': choose one of tn"),
             ({"solver": "euler"}, "no solver called 'euler'"),
-            ({"probe": "sobol"}, "no probe called 'sobol'"),
             ({"closed_form": True, "importance": 5}, "the closed-form entropy is for one draw"),
-            ({"importance": 0}, "importance must be at least 1, got 0"),
-            ({"probes": -1}, "probes must be at least 0, got -1"),
+            ({"importance": 0}, "n_importance must be at least 1, got 0"),
+            ({"probes": -1}, "n_probes must be at least 0, got -1"),
             ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
             ({"tolerance": -1.0}, "the tolerance must be a positive number, got -1.0"),
             ({"seed": 2**63}, "the seed must fit 64 bits"),
@@ -503,7 +497,7 @@ class TestTrouble:
     )
     def test_settings_that_make_no_sense(self, change: dict[str, object], message: str) -> None:
         with pytest.raises(InputError, match=message):
-            LikelihoodSettings(**change)  # type: ignore[arg-type]
+            settings(**change)  # type: ignore[arg-type]
 
     def test_wrong_data(self) -> None:
         model = wave_model((1, 4, 4))
@@ -513,8 +507,11 @@ class TestTrouble:
             bits_per_dim(model, torch.tensor([[0, 3], [17, 4]]))
         with pytest.raises(InputError, match="no images"):
             bits_per_dim(model, images(0, (1, 4, 4)))
-        continuous = dataclasses.replace(model, levels=None)
+        continuous = wave_model((1, 4, 4))
+        continuous.levels = None
         with pytest.raises(InputError, match="choose dequantization none"):
+            bits_per_dim(continuous, images(2, (1, 4, 4)), settings(dequantization="tn"))
+        with pytest.raises(InputError, match="continuous data must be floating point"):
             bits_per_dim(continuous, images(2, (1, 4, 4)))
         with pytest.raises(InputError, match="is for integer data"):
             sde_bound(continuous, images(2, (1, 4, 4)))

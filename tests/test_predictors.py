@@ -8,7 +8,7 @@ from conftest import ALL_SCHEDULES, f64
 
 from idode.diffusion import exact
 from idode.diffusion.clocks import CLOCKS, ScaledGamma, StraightTime, TableTime
-from idode.diffusion.model import DiffusionODE, wrap
+from idode.diffusion.model import DiffusionODE
 from idode.diffusion.objectives import diffuse, first_order
 from idode.diffusion.predictors import (
     DATA,
@@ -23,6 +23,7 @@ from idode.diffusion.predictors import (
     target,
 )
 from idode.diffusion.schedules import SCHEDULES, Schedule, VariancePreserving
+from idode.diffusion.wrapping import wrap
 from idode.errors import InputError
 from idode.numerics import like, per_sample
 
@@ -158,7 +159,7 @@ def test_a_table_of_alphas_is_a_clock_that_meets_its_integers() -> None:
     torch.testing.assert_close(clock.dtime(half), 1 / gamma.diff())
     ode = wrap(torch.nn.Identity(), "noise", "vp", clock)
     assert ode.gamma_min == pytest.approx(gamma[0].item())  # more noise than three sigma asks for
-    with pytest.raises(InputError, match="clock knows gamma from -9.2"):
+    with pytest.raises(InputError, match="clock covers gamma from -9.2"):
         wrap(torch.nn.Identity(), "noise", "vp", clock, gamma_max=11.0)
 
 

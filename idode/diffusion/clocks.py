@@ -23,6 +23,7 @@ __all__ = [
     "Clock",
     "GammaTime",
     "LinearBeta",
+    "LogSNR",
     "NoiseLevel",
     "ScaledGamma",
     "StraightTime",
@@ -32,7 +33,13 @@ __all__ = [
 
 
 class Clock(abc.ABC):
-    r"""A monotone map between :math:`\gamma` and a time; methods map ``(*)`` to ``(*)``."""
+    r"""A monotone map between :math:`\gamma` and a time; methods map ``(*)`` to ``(*)``.
+
+    ``reaches_both_ends`` says that a network on this clock has seen pure noise and clean data, so
+    that any stretch of gamma may be asked for.
+    """
+
+    reaches_both_ends = False
 
     def known(self) -> tuple[float, float]:
         """The stretch of gamma a network on this clock can have been trained on."""
@@ -66,6 +73,18 @@ class GammaTime(Clock):
         return time
 
 
+class LogSNR(Clock):
+    r"""The logarithm of the signal-to-noise ratio, :math:`t = -\gamma`."""
+
+    def time(self, gamma: Tensor) -> Tensor:
+        """Minus gamma."""
+        return -gamma
+
+    def gamma(self, time: Tensor) -> Tensor:
+        """Minus the time."""
+        return -time
+
+
 @dataclass(frozen=True)
 class ScaledGamma(Clock):
     r"""What our networks see: :math:`(\gamma - \gamma_{\min})/(\gamma_{\max} - \gamma_{\min})`."""
@@ -93,6 +112,7 @@ class StraightTime(Clock):
     """
 
     data_at_one: bool = False
+    reaches_both_ends = True
 
     def time(self, gamma: Tensor) -> Tensor:
         """Share of the straight way already gone."""
@@ -106,6 +126,8 @@ class StraightTime(Clock):
 
 class TrigonometricTime(Clock):
     r"""Stochastic Interpolants: :math:`\sigma/\alpha = \tan\frac{\pi t}2`."""
+
+    reaches_both_ends = True
 
     def time(self, gamma: Tensor) -> Tensor:
         """Angle of the interpolant over a right angle."""
@@ -121,11 +143,18 @@ class LinearBeta(Clock):
     r"""ScoreSDE's variance-preserving diffusion with :math:`\beta` linear in :math:`t`.
 
     :math:`-2\log\alpha = \beta_0 t + \frac12(\beta_1 - \beta_0)t^2`, and
-    :math:`\gamma = \log(\alpha^{-2} - 1)`.
+    :math:`\gamma = \log(\alpha^{-2} - 1)`. Its networks are trained on times from ``first``,
+    ScoreSDE's 1e-5, to 1.
     """
 
     beta_min: float = 0.1
     beta_max: float = 20.0
+    first: float = 1e-5
+
+    def known(self) -> tuple[float, float]:
+        """From the first time to time 1."""
+        low, high = self.gamma(torch.tensor([self.first, 1.0], dtype=torch.float64)).tolist()
+        return low, high
 
     def time(self, gamma: Tensor) -> Tensor:
         """Positive root of the quadratic, in the form that does not cancel near zero."""
@@ -140,8 +169,20 @@ class LinearBeta(Clock):
         return integral + torch.log(-torch.expm1(-integral))
 
 
+@dataclass(frozen=True)
 class NoiseLevel(Clock):
-    r"""EDM and other variance-exploding models: :math:`t = \sigma/\alpha = e^{\gamma/2}`."""
+    r"""EDM and other variance-exploding models: :math:`t = \sigma/\alpha = e^{\gamma/2}`.
+
+    ``sigma_min`` and ``sigma_max`` are the noise levels the network was trained on, where known.
+    """
+
+    sigma_min: float = 0.0
+    sigma_max: float = math.inf
+
+    def known(self) -> tuple[float, float]:
+        """From the least noise to the most."""
+        low = -math.inf if self.sigma_min == 0 else 2 * math.log(self.sigma_min)
+        return low, 2 * math.log(self.sigma_max) if self.sigma_max < math.inf else math.inf
 
     def time(self, gamma: Tensor) -> Tensor:
         r""":math:`e^{\gamma/2}`."""
@@ -156,18 +197,25 @@ class TableTime(Clock):
     r"""Discrete diffusion: index :math:`i` of a table of :math:`\bar\alpha_i`, interpolated.
 
     Linear in :math:`\gamma` between entries, so that a model trained on integers 0..N-1 (DDPM,
-    diffusers) is asked at those integers where the clock meets them.
+    diffusers) is asked at those integers where the clock meets them. Entries of pure noise at the
+    end (zero terminal SNR) have no gamma: the clock ends before them.
     """
 
     def __init__(self, alphas_cumprod: Tensor) -> None:
         abar = alphas_cumprod.detach().double().cpu()
-        gammas = torch.log1p(-abar) - torch.log(abar)
-        if abar.ndim != 1 or len(abar) < 2 or not bool((gammas.diff() > 0).all()):
+        if abar.ndim == 1:
+            abar = abar[: int((abar > 0).sum())] if bool((abar.diff() <= 0).all()) else abar
+        if (
+            abar.ndim != 1
+            or len(abar) < 2
+            or not bool(((abar > 0) & (abar < 1)).all())
+            or not bool((abar.diff() < 0).all())
+        ):
             raise InputError(
                 "alphas_cumprod must be one decreasing row of at least two values in (0, 1), "
-                f"got shape {tuple(abar.shape)}"
+                f"got shape {tuple(alphas_cumprod.shape)}"
             )
-        self.gammas = gammas
+        self.gammas = torch.log1p(-abar) - torch.log(abar)
 
     def known(self) -> tuple[float, float]:
         """From the first entry to the last."""
@@ -193,4 +241,5 @@ CLOCKS: dict[str, Clock] = {
     "trigonometric": TrigonometricTime(),
     "linear-beta": LinearBeta(),
     "noise-level": NoiseLevel(),
+    "log-snr": LogSNR(),
 }

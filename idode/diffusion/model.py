@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 import torch
 from torch import Tensor, nn
 
-from idode.diffusion.clocks import CLOCKS, Clock, ScaledGamma
+from idode.diffusion.clocks import Clock, ScaledGamma
 from idode.diffusion.predictors import (
     NOISE,
     NORMALIZED_VELOCITY,
-    PREDICTORS,
     VELOCITY,
     Predictor,
     TimedVelocity,
+    Velocity,
     convert,
 )
-from idode.diffusion.schedules import SCHEDULES, Schedule, start_gamma
-from idode.errors import InputError, choose
+from idode.diffusion.schedules import Schedule
+from idode.errors import InputError
 from idode.numerics import check_range, like
 
 if TYPE_CHECKING:  # what the methods for users return; see the note in the class
@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # what the methods for users return; see the note in the clas
     from idode.ode.solvers import Solver
     from idode.sampling.samples import Samples
 
-__all__ = ["Condition", "DiffusionODE", "wrap"]
+__all__ = ["Condition", "DiffusionODE", "Network"]
 
 Network = Callable[..., Tensor]
 Condition: TypeAlias = Mapping[str, Tensor]
@@ -60,7 +60,13 @@ class DiffusionODE(nn.Module):
         clock: The time it is given; by default gamma scaled to [0, 1].
         levels: Grey levels of the data; ``None`` for continuous data.
         shape: Of one sample, without the batch; sampling needs it.
+        gaussian_path: Whether the state given clean data is Gaussian. Otherwise the velocity is
+            followed, and never read as a noise.
+
+    ``description`` is one line of what :func:`idode.adapt` understood; empty for our own models.
     """
+
+    description: str = ""
 
     # Methods for users (loss, log_prob, bits_per_dim, sde_bound, sample) import what they need
     # when they are called, since the rooms above build on this class; tests/test_layers.py knows.
@@ -75,6 +81,7 @@ class DiffusionODE(nn.Module):
         clock: Clock | None = None,
         levels: int | None = None,
         shape: tuple[int, ...] | None = None,
+        gaussian_path: bool = True,
     ) -> None:
         super().__init__()
         check_range(gamma_min, gamma_max)
@@ -84,6 +91,7 @@ class DiffusionODE(nn.Module):
         self.clock: Clock = clock or ScaledGamma(gamma_min, gamma_max)
         self.levels = levels
         self.shape = None if shape is None else tuple(shape)
+        self.gaussian_path = gaussian_path
 
     @property
     def device(self) -> torch.device:
@@ -113,6 +121,7 @@ class DiffusionODE(nn.Module):
             self.clock,
             self.levels,
             self.shape,
+            self.gaussian_path,
         )
 
     def predict(
@@ -134,6 +143,12 @@ class DiffusionODE(nn.Module):
             raise InputError(
                 f"gamma must be a scalar or one value for each of {x.shape[0]} states, "
                 f"got shape {tuple(gamma.shape)}"
+            )
+        if not (self.gaussian_path or isinstance(wanted, Velocity | TimedVelocity)):
+            raise InputError(
+                "the model's path is not Gaussian given the data (a coupling by optimal transport "
+                "or a flow of its own), so its velocity cannot be read as a noise: the ODE's "
+                "likelihood and samples are exact, the SDE bound and SDE samplers do not apply"
             )
         time = self.clock.time(gamma).to(x.dtype).expand(x.shape[0])
         scaled = like(self.predictor.c_in(self.schedule, gamma), x) * x
@@ -267,59 +282,3 @@ class DiffusionODE(nn.Module):
             self, count, seed=seed, solver=solver, log_prob=log_prob, condition=condition
         )
         return found if log_prob else found.data
-
-
-def wrap(
-    net: Network,
-    predicts: str,
-    schedule: str,
-    clock: str | Clock = "gamma",
-    *,
-    levels: int | None = 256,
-    gamma_min: float | None = None,
-    gamma_max: float = 5.0,
-    shape: tuple[int, ...] | None = None,
-) -> DiffusionODE:
-    r"""A network trained elsewhere as a diffusion ODE.
-
-    A velocity is taken on the given clock, :math:`\mathrm dx/\mathrm dt`, in its direction.
-
-    Args:
-        net: Called as ``net(x, t)`` with ``t`` of shape ``(B,)`` on ``clock``.
-        predicts: One of velocity, noise, data, score, normalized-velocity, preconditioned.
-        schedule: vp, sp or ve.
-        clock: A name in :data:`idode.diffusion.clocks.CLOCKS` or a clock.
-        levels: Grey levels of the data, ``None`` for continuous data.
-        gamma_min: Start; by default the three-sigma rule for ``levels``, or the least noise the
-            clock covers where that is more.
-        gamma_max: End, where the network's input is the prior.
-        shape: Of one sample.
-    """
-    if isinstance(clock, str):
-        clock = choose("clock", clock, CLOCKS)
-    predictor = choose("predictor", predicts, PREDICTORS)
-    if predictor is VELOCITY:
-        predictor = TimedVelocity(clock)
-    if gamma_min is None:
-        if levels is None:
-            raise InputError(
-                "continuous data has no bins to derive gamma_min from: "
-                "pass the least noise the network was trained on as gamma_min"
-            )
-        gamma_min = max(start_gamma(levels), clock.known()[0])
-    low, high = clock.known()
-    if gamma_min < low or gamma_max > high:
-        raise InputError(
-            f"the network's clock covers gamma from {low:.3f} to {high:.3f}, got "
-            f"{gamma_min:.3f} to {gamma_max:.3f}: stay inside"
-        )
-    return DiffusionODE(
-        net=net,
-        schedule=choose("schedule", schedule, SCHEDULES),
-        gamma_min=gamma_min,
-        gamma_max=gamma_max,
-        predictor=predictor,
-        clock=clock,
-        levels=levels,
-        shape=shape,
-    )
