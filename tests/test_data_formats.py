@@ -1,6 +1,8 @@
 """The two tables of the data room, and how little a new line in one of them takes."""
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,3 +69,13 @@ def test_images_may_have_fewer_levels_than_their_files(tmp_path):
     assert load(f"folder:{tmp_path}?levels=4&test=0.5", tmp_path / ".cache").levels == 4
     with pytest.raises(InputError, match=r"0\.\.2 are allowed"):
         load(f"folder:{tmp_path}?levels=3&test=0.5", tmp_path / ".cache")
+
+
+def test_the_python_on_the_page_of_data_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent / "docs" / "data.md").read_text("utf-8")
+    measured, *others = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert "print(" in measured  # the first takes a quarter of a minute and CIFAR-10
+    assert len(others) == 2
+    for code in others:
+        exec(compile(code, "data.md", "exec", dont_inherit=True), {"__name__": "page"})
