@@ -7,9 +7,11 @@ import pytest
 import torch
 from conftest import ALL_SCHEDULES
 
+from idode.diffusion import exact
 from idode.diffusion.schedules import SCHEDULES, Schedule, VariancePreserving, start_gamma
 from idode.errors import InputError
 from idode.likelihood.dequantization import (
+    Bins,
     Continuous,
     TruncatedNormal,
     Uniform,
@@ -43,7 +45,7 @@ def test_truncated_normal_stays_in_the_bin_and_knows_its_entropy(
 ) -> None:
     gamma = start_gamma(levels)
     pixels = torch.arange(levels).repeat(400, 1)
-    drawn = TruncatedNormal(schedule, gamma, levels).draw(pixels, noise(400, levels))
+    drawn = TruncatedNormal().draw(pixels, noise(400, levels), Bins(schedule, gamma, levels))
     alpha = schedule.alpha(torch.tensor(gamma, dtype=torch.float64))
     offset = drawn.x / alpha - centres(pixels, levels, torch.float64)
     assert offset.abs().max() <= 1 / levels * (1 + 1e-12)
@@ -54,8 +56,8 @@ def test_truncated_normal_stays_in_the_bin_and_knows_its_entropy(
 def test_truncated_normal_weight_is_minus_the_log_density_of_its_draw() -> None:
     """Histogram of one pixel's draws against exp(-weight), in the units of the state."""
     s, gamma, levels, n = VariancePreserving(), -4.0, 4, 400_000
-    bridge = TruncatedNormal(s, gamma, levels)
-    drawn = bridge.draw(torch.full((n, 1), 2), noise(n, 1))
+    bins = Bins(s, gamma, levels)
+    drawn = TruncatedNormal().draw(torch.full((n, 1), 2), noise(n, 1), bins)
     x, q = drawn.x[:, 0], torch.exp(-drawn.weight)
     edges = torch.linspace(float(x.min()), float(x.max()), 42, dtype=torch.float64)
     for a, b in itertools.pairwise(edges[1:-1]):
@@ -68,7 +70,7 @@ def test_truncated_normal_weight_is_minus_the_log_density_of_its_draw() -> None:
 @pytest.mark.parametrize("levels", [3, 256])
 def test_uniform_fills_the_bin_and_its_offset_is_the_bins_volume(levels: int) -> None:
     pixels = torch.tensor([[0, levels - 1, 1]]).repeat(1000, 1)
-    drawn = Uniform(-12.0, levels).draw(pixels, noise(1000, 3))
+    drawn = Uniform().draw(pixels, noise(1000, 3), Bins(VariancePreserving(), -12.0, levels))
     offset = (drawn.x - centres(pixels, levels, torch.float64)) * levels
     assert offset.min() > -1
     assert offset.max() < 1
@@ -105,24 +107,26 @@ def test_reconstruction_costs_a_hundredth_of_a_nat_at_the_papers_start() -> None
 @ALL_SCHEDULES
 def test_variational_weight_has_the_mean_it_claims(schedule: Schedule) -> None:
     pixels = torch.arange(17).repeat(2000, 1)
-    drawn = Variational(schedule, start_gamma(17), 17).draw(pixels, noise(2000, 17))
+    drawn = Variational().draw(pixels, noise(2000, 17), Bins(schedule, start_gamma(17), 17))
     difference = drawn.weight - drawn.mean_weight  # only the Gaussian's own entropy
     assert (difference.mean() / (difference.std() / 2000**0.5)).abs() < 4
 
 
 def test_continuous_data_passes_unchanged() -> None:
     x = noise(3, 2)
-    drawn = Continuous(-5.0).draw(x, x)
+    model = exact.gaussian([0.0, 0.0], 0.5).ode(VariancePreserving(), -5.0, 5.0)
+    drawn = Continuous().states(model, x, x)
+    assert Continuous().gamma(model) == -5.0
     assert (drawn.x == x).all()
     assert (drawn.weight == 0).all()
 
 
 class TestBadInput:
-    bridge = TruncatedNormal(VariancePreserving(), -13.3, 256)
-
     def test_scaled_images(self) -> None:
         with pytest.raises(InputError, match="pass the uint8 images"):
-            self.bridge.draw(torch.rand(2, 3), noise(2, 3))
+            TruncatedNormal().draw(
+                torch.rand(2, 3), noise(2, 3), Bins(VariancePreserving(), -13.3, 256)
+            )
 
     def test_pixels_above_the_levels(self) -> None:
         with pytest.raises(InputError, match=r"0\.\.16, got 200 in image 1"):
@@ -133,5 +137,6 @@ class TestBadInput:
             check_pixels(torch.tensor([[-1, 1]]), 17)
 
     def test_integers_as_continuous_data(self) -> None:
+        model = exact.gaussian([0.0] * 3, 0.5).ode(VariancePreserving(), -5.0, 5.0)
         with pytest.raises(InputError, match="choose tn, uniform or variational"):
-            Continuous(-5.0).draw(torch.zeros(2, 3, dtype=torch.uint8), noise(2, 3))
+            Continuous().states(model, torch.zeros(2, 3, dtype=torch.uint8), noise(2, 3))

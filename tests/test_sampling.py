@@ -293,7 +293,7 @@ class TestBookkeeping:
             ({"solver": "dpm", "steps": 0}, "at least 1 step"),
             (
                 {"solver": "dopri5", "steps": 9},
-                "dopri5 has no steps: leave it out, or choose adams",
+                "dopri5 has no steps: leave it out",
             ),
             ({"batch_size": 0}, "batch_size must be at least 1"),
             ({"likelihood": True, "probes": -1}, "n_probes must be at least 0"),
