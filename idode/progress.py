@@ -12,7 +12,16 @@ __all__ = ["Bar", "LateBar", "Stages"]
 
 
 class LateBar:
-    """A bar that opens when there is progress: bad input found before is one sentence, no bar."""
+    """A progress bar that is shown with the first update, so that invalid input prints no bar.
+
+    Args:
+        unit: What is counted.
+        quiet: Show nothing.
+        total: How many there will be, if known.
+        scaled: Print large counts as 1.2k or 3.4M.
+        name: A title in front of the bar.
+        known: How many were done before, by an earlier process.
+    """
 
     def __init__(
         self,
@@ -38,17 +47,17 @@ class LateBar:
 
     @property
     def bar(self) -> Any:  # noqa: ANN401  tqdm has no types
-        """The bar itself, on the screen from now on."""
+        """The tqdm bar, shown from now on."""
         if self._bar is None:
             self._bar = tqdm(**self._settings)
         return self._bar
 
     def update(self, count: int) -> None:
-        """So many more are done."""
+        """Advance by ``count``."""
         self.bar.update(count)
 
     def close(self) -> None:
-        """Leave the bar as it is, if it was ever shown."""
+        """Close the bar, if it was ever shown."""
         if self._bar is not None:
             self._bar.close()
 
@@ -60,23 +69,23 @@ class LateBar:
 
 
 class Bar:
-    """Steps with rate and time left; ``quiet`` leaves only notices of trouble."""
+    """The progress of training; with ``quiet`` only warnings are printed."""
 
     def __init__(self, steps: int, quiet: bool) -> None:
         self._quiet = quiet
         self._late = LateBar("step", quiet, steps)
 
     def notice(self, text: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         if not self._quiet or text.startswith("warning"):
             tqdm.write(text, file=sys.stderr)
 
     def progress(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The bar at ``step``, with the latest loss and held-out value in bits/dim."""
+        """Move the bar to ``step``; shows the latest loss and held-out value in bits/dim."""
         shown = {k: f"{metrics[k]:.3f}" for k in ("loss", "held_out") if k in metrics}
         bar = self._late.bar
         bar.set_postfix(shown, refresh=False)
-        if bar.n == 0 and step > 1:  # resumed: the rate is that of this life
+        if bar.n == 0 and step > 1:  # resumed: the rate is that of this process
             bar.initial = bar.n = bar.last_print_n = step - 1
         bar.update(step - bar.n)
 
@@ -88,27 +97,34 @@ class Bar:
 
 
 class Stages:
-    """A bar for each stage of some work, on the screen when the stage begins."""
+    """The progress of work in several stages, one bar each."""
 
     def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
         self._late = LateBar("", quiet=True)
 
     def begin(self, stage: str, total: int | None, known: int, here: int) -> None:
-        """The next stage; a line says what is known from before."""
+        """Start the bar of a stage.
+
+        Args:
+            stage: Its name.
+            total: Images in all, ``None`` where evaluations are counted instead.
+            known: How many are stored from an earlier run.
+            here: How many this process will compute.
+        """
         self._late.close()
         done = total is not None and known == total
         if done and not self._quiet:
-            print(f"{stage}: all {total} images are known from before", file=sys.stderr)
+            print(f"{stage}: all {total} images were evaluated before", file=sys.stderr)
         elif known and not self._quiet:
-            print(f"{stage}: going on after {known} of {total} images", file=sys.stderr)
+            print(f"{stage}: resuming after {known} of {total} images", file=sys.stderr)
         whole = None if total is None else known + here
         unit = " evaluations" if total is None else " images"
         self._late = LateBar(unit, self._quiet or done, whole, name=stage, known=known)
         self._late.update(0)
 
     def advance(self, count: int) -> None:
-        """So many more of the stage."""
+        """Advance the current stage by ``count``."""
         self._late.update(count)
 
     def __enter__(self) -> Stages:

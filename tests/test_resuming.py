@@ -77,8 +77,8 @@ class TestStopped:
             file.write(b'{"stage": "ODE tn", "batch": 3, "images": 1, "log_w": [[-1')
         ended = forks().run(*command("part"), root=tmp_path)
         assert ended.codes == [0], ended.text
-        assert "SDE bound: all 7 images are known from before" in ended.text
-        assert re.search(r"ODE tn: going on after [246] of 7 images", ended.text)
+        assert "SDE bound: all 7 images were evaluated before" in ended.text
+        assert re.search(r"ODE tn: resuming after [246] of 7 images", ended.text)
         assert numbers(tmp_path / "part.json") == numbers(tmp_path / "whole.json")
         assert len((tmp_path / "part.jsonl").read_text().splitlines()) == LINES  # nothing twice
 
@@ -142,7 +142,7 @@ class TestPlace:
         capsys.readouterr()
         assert main(words(run)) == 0  # the pilot of 4 images is not that of 7
         text = capsys.readouterr().err
-        assert "SDE bound: going on after 4 of 7 images" in text
+        assert "SDE bound: resuming after 4 of 7 images" in text
         assert "calibrating tn" in text
         assert journal.read_text().startswith(before)
         for change in (["--seed", "1"], ["--tolerance", "0.02"], ["--split", "test"]):

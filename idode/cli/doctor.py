@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from idode import __version__
     from idode.cli.tables import check_output, table, write_json
     from idode.data import default_root
-    from idode.runs.distributed import pick_device
+    from idode.runs.distributed import best_device
 
     check_output(args.json, args.force)
     # The version of the code that runs, installed or not.
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
             facts[name] = "not installed"
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     facts["devices"] = ", ".join(["cpu", *devices])
-    facts["default device"] = str(pick_device(None, 0))
+    facts["default device"] = str(best_device())
     facts["threads"] = torch.get_num_threads()
     facts["data"] = str(default_root())
     facts["matmul_gflops"] = round(_matmul_rate(), 1)

@@ -90,9 +90,12 @@ def fit_flow(
     batches = Batches(settings.seed, settings.batch_size, len(train))
     generator = torch.Generator().manual_seed(settings.seed)
     dim, step = math.prod(train.shape[1:]), 0
-    with Interruption() as interruption, Loader(train, batches.indices) as loader:
+    with (
+        Interruption() as interruption,
+        Loader(train, batches.indices, device=model.device) as loader,
+    ):
         while step < settings.steps and not interruption.requested:
-            pixels = next(loader).to(model.device)
+            pixels = next(loader).to(model.device, non_blocking=True)
             loss = nats_to_bits(objective(model, learned, pixels, generator).mean(), dim)
             if not bool(torch.isfinite(loss)):
                 raise NumericalError(
