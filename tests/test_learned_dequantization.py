@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,13 +21,16 @@ from idode.cli.main import main
 from idode.diffusion import exact
 from idode.diffusion.schedules import Schedule, VariancePreserving, start_gamma
 from idode.errors import InputError
-from idode.likelihood.bits_per_dim import LikelihoodSettings, bits_per_dim
-from idode.likelihood.dequantization import Dequantization, TruncatedNormal, Uniform
-from idode.likelihood.learned_dequantization import Learned, base
+from idode.evaluation.likelihood import bits_per_dim
+from idode.likelihood.dequantization import Bins, Dequantization, TruncatedNormal, Uniform
+from idode.likelihood.estimator import LikelihoodSettings
+from idode.likelihood.learned_dequantization import BASES, Learned
 from idode.likelihood.state_bound import Fading, state_bound
 from idode.nets.bin_flow import BinFlow, BinFlowConfig
 from idode.nets.splines import spline
 from idode.numerics import log_mean_exp
+from idode.ode.adams import Adams
+from idode.progress import Bar
 from idode.runs.dequantizer_file import (
     DEQUANTIZER,
     has_dequantizer,
@@ -34,7 +38,8 @@ from idode.runs.dequantizer_file import (
     save_dequantizer,
 )
 from idode.runs.run import open_run
-from idode.training.dequantizer import Fitting, Trained, fit_dequantizer, fresh_dequantizer
+from idode.training.flow_fitting import fit_flow, untrained_dequantizer
+from idode.training.settings import DequantizerSettings
 
 VP = VariancePreserving()
 SHAPES = [(1, 8, 8), (3, 5, 7), (1, 1, 1), (2, 1, 3), (6,)]
@@ -126,29 +131,33 @@ class TestFlow:
 
 
 class TestLearned:
-    @pytest.mark.parametrize("plain", [TruncatedNormal(VP, -8.0, 17), Uniform(-7.0, 17)])
+    @pytest.mark.parametrize("plain", [TruncatedNormal(-8.0), Uniform(-7.0)])
     def test_a_fresh_one_is_its_base(self, plain: Dequantization) -> None:
-        pixels, v = torch.arange(17).repeat(2, 1), uniform(2, 17)
+        pixels, v, bins = torch.arange(17).repeat(2, 1), uniform(2, 17), Bins(VP, -7.5, 17)
         learned = Learned(plain, BinFlow(BinFlowConfig(1)), 17)
-        drawn, expected = learned.draw(pixels, v), plain.draw(pixels, v)
+        drawn, expected = learned.draw(pixels, v, bins), plain.draw(pixels, v, bins)
         torch.testing.assert_close(drawn.x, expected.x, atol=1e-14, rtol=0)
         torch.testing.assert_close(drawn.weight, expected.weight, atol=1e-11, rtol=0)
-        assert learned.gamma == plain.gamma
+        assert learned.start == plain.start
 
     @pytest.mark.parametrize("name", ["tn", "uniform"])
     def test_its_weight_is_minus_the_log_density_of_its_draw(self, name: str) -> None:
         """The volume by which noise is stretched, all the way from noise to state."""
-        learned = Learned(base(name, VP, start_gamma(5), 5), bent_flow(), 5)
+        bins = Bins(VP, start_gamma(5), 5)
+        learned = Learned(BASES[name](), bent_flow(), 5)
         pixels, v = torch.tensor([[[[0, 4], [2, 1]]]]), uniform(1, 1, 2, 2)
-        jacobian = torch.autograd.functional.jacobian(lambda u: learned.draw(pixels, u).x, v)
+        jacobian = torch.autograd.functional.jacobian(lambda u: learned.draw(pixels, u, bins).x, v)
         _, volume = torch.linalg.slogdet(jacobian.reshape(4, 4))
-        torch.testing.assert_close(learned.draw(pixels, v).weight[0], volume, atol=1e-10, rtol=0)
+        weight = learned.draw(pixels, v, bins).weight[0]
+        torch.testing.assert_close(weight, volume, atol=1e-10, rtol=0)
 
     def test_scaled_images_and_unknown_bases_are_refused(self) -> None:
         with pytest.raises(InputError, match="pass the uint8 images"):
-            Learned(Uniform(-7.0, 17), bent_flow(), 17).draw(uniform(1, 3), uniform(1, 3))
+            Learned(Uniform(), bent_flow(), 17).draw(
+                uniform(1, 3), uniform(1, 3), Bins(VP, -7.0, 17)
+            )
         with pytest.raises(InputError, match="no base called 'tent'"):
-            base("tent", VP, -8.0, 17)
+            untrained_dequantizer(TestTraining.lattice.ode(VP, start_gamma(4), 7.0), (2,), "tent")
 
 
 class TestStateBound:
@@ -184,14 +193,15 @@ class TestTraining:
     chances = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
     lattice = exact.Lattice(points, chances, 4)
 
-    def value(self, bridge: Dequantization, k: int, seed: int = 5) -> tuple[float, float]:
+    def value(self, chosen: Dequantization, k: int, seed: int = 5) -> tuple[float, float]:
         """Mean excess over the true code length, nats, and its standard error: exact model."""
         g = torch.Generator().manual_seed(seed)
         pixels, truth = self.lattice.sample(1000, g)
-        gamma = torch.tensor(bridge.gamma, dtype=torch.float64)
+        model = self.lattice.ode(VP, start_gamma(4), 7.0)
+        gamma = torch.tensor(chosen.gamma(model), dtype=torch.float64)
         log_w = []
         for _ in range(k):
-            drawn = bridge.draw(pixels, random.uniform(pixels.shape, g))
+            drawn = chosen.states(model, pixels, random.uniform(pixels.shape, g))
             log_w.append(self.lattice.mixture.log_prob(drawn.x, gamma, VP) + drawn.weight)
         excess = truth - log_mean_exp(torch.stack(log_w))
         return excess.mean().item(), excess.std().item() / 1000**0.5
@@ -199,15 +209,15 @@ class TestTraining:
     def test_on_an_exact_model_it_beats_uniform_and_never_the_truth(self) -> None:
         model = self.lattice.ode(VP, start_gamma(4), 7.0)
         pixels, _ = self.lattice.sample(2000, torch.Generator().manual_seed(0))
-        fresh = fresh_dequantizer(model, (2,), "uniform")
+        fresh = untrained_dequantizer(model, (2,), "uniform")
         before = fresh.flow.state_dict()["look.into.weight"].clone()
         rows = pixels.numpy().astype(np.uint8)
-        fitting = Fitting(steps=80, batch_size=32, lr=1e-2)
-        trained = fit_dequantizer(model, fresh, rows[:1800], rows[1800:], fitting)
+        settings = DequantizerSettings(steps=80, batch_size=32, lr=1e-2)
+        trained = fit_flow(model, fresh, rows[:1800], rows[1800:], settings)
         plain, _ = self.value(fresh, 1)
         one, error = self.value(trained.learned, 1)
         twenty, _ = self.value(trained.learned, 20)
-        tn, _ = self.value(base("tn", VP, model.gamma_min, 4), 1)
+        tn, _ = self.value(TruncatedNormal(model.gamma_min), 1)
         assert plain > 0.8  # uniform noise at the model's own start: 0.63 nats a dimension
         assert one < tn + 0.1  # most of that is gone
         assert -4 * error < twenty < one + 4 * error
@@ -219,8 +229,12 @@ class TestTraining:
         model = self.lattice.ode(VP, start_gamma(4), 7.0)
         rows = self.points.numpy().astype(np.uint8).repeat(5, 0)
         made = [
-            fit_dequantizer(
-                model, fresh_dequantizer(model, (2,), "tn"), rows, rows, Fitting(3, 8)
+            fit_flow(
+                model,
+                untrained_dequantizer(model, (2,), "tn"),
+                rows,
+                rows,
+                DequantizerSettings(steps=3, batch_size=8),
             ).learned.flow.state_dict()
             for _ in range(2)
         ]
@@ -232,11 +246,11 @@ class TestTraining:
     )
     def test_impossible_settings_are_refused(self, values: dict, message: str) -> None:
         with pytest.raises(InputError, match=message):
-            Fitting(**values)
+            DequantizerSettings(**values)
 
     def test_continuous_data_needs_none(self) -> None:
         with pytest.raises(InputError, match="continuous data"):
-            fresh_dequantizer(self.lattice.mixture.ode(VP, -8.0, 5.0), (2,), "tn")
+            untrained_dequantizer(self.lattice.mixture.ode(VP, -8.0, 5.0), (2,), "tn")
 
 
 class TestEvaluation:
@@ -245,20 +259,20 @@ class TestEvaluation:
     def test_bits_per_dim_with_a_fresh_one_are_those_of_its_base(self) -> None:
         model = self.lattice.ode(VP, start_gamma(4), 7.0)
         pixels, _ = self.lattice.sample(6, torch.Generator().manual_seed(0))
-        plain = bits_per_dim(model, pixels, LikelihoodSettings(probes=0, tolerance=0.05))
-        settings = LikelihoodSettings("learned", probes=0, tolerance=0.05)
-        fresh = bits_per_dim(model, pixels, settings, learned=fresh_dequantizer(model, (2,), "tn"))
+        learned = untrained_dequantizer(model, (2,), "tn")
+        exact_solve = {"n_probes": 0, "solver": Adams(tolerance=0.05)}
+        plain = bits_per_dim(model, pixels, LikelihoodSettings(**exact_solve))
+        fresh = bits_per_dim(model, pixels, LikelihoodSettings(learned, **exact_solve))
         torch.testing.assert_close(fresh.per_image, plain.per_image, atol=1e-6, rtol=0)
 
-    def test_it_must_be_given_and_fit(self) -> None:
+    def test_it_must_fit_the_model(self) -> None:
         model = self.lattice.ode(VP, start_gamma(4), 7.0)
-        pixels, learned = self.lattice.pixels, fresh_dequantizer(model, (2,), "tn")
-        with pytest.raises(InputError, match="must be given"):
-            bits_per_dim(model, pixels, LikelihoodSettings("learned"))
+        learned = untrained_dequantizer(model, (2,), "tn")
+        other = replace(learned, levels=5)
         with pytest.raises(InputError, match="train one for these"):
-            bits_per_dim(model, pixels, LikelihoodSettings("learned", start=-3.0), learned=learned)
+            bits_per_dim(model, self.lattice.pixels, LikelihoodSettings(other))
         with pytest.raises(InputError, match="no closed-form entropy"):
-            LikelihoodSettings("learned", closed_form=True)
+            LikelihoodSettings(learned, closed_form=True)
 
 
 @pytest.fixture(scope="module")
@@ -289,11 +303,12 @@ class TestCommand:
         words = ["--limit", "1", "--quiet", "--tolerance", "0.5", "--json", str(out)]
         assert main(["evaluate", str(copy), "--dequantization", "learned", *words]) == 0
         (result,) = json.loads(out.read_text())["results"]
-        assert result["settings"]["dequantization"] == "learned"
+        assert result["settings"]["dequantization"]["kind"] == "learned"
         assert "ODE learned" in capsys.readouterr().out
         assert main(["evaluate", str(copy), "--bounds", *words, "--force"]) == 0
         cells = [r["settings"] for r in json.loads(out.read_text())["results"]]
-        assert [c["importance"] for c in cells if c["dequantization"] == "learned"] == [1, 5, 20]
+        learned = [c for c in cells if c["dequantization"]["kind"] == "learned"]
+        assert [c["n_importance"] for c in learned] == [1, 5, 20]
 
     def test_it_survives_the_disk_and_is_refused_for_other_weights(
         self, run: Path, tmp_path: Path, capsys
@@ -301,31 +316,32 @@ class TestCommand:
         copy = tmp_path / "copy"
         assert dequantize(run, "--out", str(copy), "--base", "uniform") == 0
         opened = open_run(copy)
-        model = opened.model()
-        learned = load_dequantizer(opened, model)
+        learned = load_dequantizer(opened)
         bent = Learned(learned.base, bent_flow(layers=2).float(), learned.levels)
-        save_dequantizer(copy, bent, "uniform", 7)
-        again = load_dequantizer(opened, model)
+        save_dequantizer(copy, bent, 7)
+        again = load_dequantizer(opened)
         pixels, v = torch.from_numpy(tiny.images()[:3]), uniform(3, 1, 4, 4)
         assert isinstance(again.base, Uniform)
-        assert (again.draw(pixels, v).x == bent.draw(pixels, v).x).all()
-        assert (again.draw(pixels, v).weight == bent.draw(pixels, v).weight).all()
+        model = opened.model()
+        found, expected = (one.states(model, pixels, v) for one in (again, bent))
+        assert (found.x == expected.x).all()
+        assert (found.weight == expected.weight).all()
 
         weights = bytearray((copy / "model.safetensors").read_bytes())
         weights[-1] ^= 1
         (copy / "model.safetensors").write_bytes(weights)
         with pytest.raises(InputError, match="other weights"):
-            load_dequantizer(opened, model)
+            load_dequantizer(opened)
         (copy / DEQUANTIZER).write_bytes(b"\x10torn")
         with pytest.raises(InputError, match="cannot be read"):
-            load_dequantizer(opened, model)
+            load_dequantizer(opened)
 
     def test_nothing_is_replaced_without_force(self, run: Path, tmp_path: Path, capsys) -> None:
         copy = tmp_path / "copy"
         assert dequantize(run, "--out", str(copy)) == 0
         before = (copy / DEQUANTIZER).read_bytes()
         assert dequantize(copy, "--seed", "3") == 2
-        assert "replace it by --force" in capsys.readouterr().err
+        assert "give force to replace it" in capsys.readouterr().err
         assert (copy / DEQUANTIZER).read_bytes() == before
         assert dequantize(copy, "--seed", "3", "--force") == 0
         assert (copy / DEQUANTIZER).read_bytes() != before
@@ -352,7 +368,7 @@ class TestCommand:
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr("idode.storage.write_atomically", full)
+            patch.setattr("idode.training.dequantizer.write_atomically", full)
             assert dequantize(run, "--out", str(tmp_path / "copy")) == 2
         assert "No space left on device): make room" in capsys.readouterr().err
         assert dequantize(run, "--out", str(tmp_path / "copy")) == 0
@@ -376,25 +392,25 @@ class TestCommand:
     def test_an_interrupt_leaves_the_one_that_force_would_replace(
         self, run: Path, tmp_path: Path, monkeypatch, capsys
     ) -> None:
-        def stops(*args: object, **more: object) -> Trained:
-            return replace(fit_dequantizer(*args, **more), step=1, interrupted=True)
+        def press(bar: Bar, step: int, metrics: object) -> None:
+            signal.raise_signal(signal.SIGINT)
 
         kept, first = tmp_path / "kept", tmp_path / "first"
         assert dequantize(run, "--out", str(kept)) == 0
         before = (kept / DEQUANTIZER).read_bytes()
-        monkeypatch.setattr("idode.training.dequantizer.fit_dequantizer", stops)
+        monkeypatch.setattr(Bar, "progress", press)
         assert dequantize(kept, "--seed", "3", "--force") == 130
         assert "keeps the dequantizer it had" in capsys.readouterr().err
         assert (kept / DEQUANTIZER).read_bytes() == before
         assert dequantize(run, "--out", str(first)) == 130
-        assert "has what 1 steps taught" in capsys.readouterr().err
+        assert "has the dequantizer of 1 steps" in capsys.readouterr().err
         assert (first / DEQUANTIZER).exists()
 
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
         [
             (["nowhere"], "there is no run folder nowhere"),
-            (["pretrained:digits"], "give a folder for a copy of it with --out NEW"),
+            (["pretrained:digits"], "give a folder for a copy of it as out"),
             (["RUN", "--steps", "0"], "--steps: must be at least 1, got 0"),
             (["RUN", "--data", "digits"], "the model is for data of shape (1, 4, 4)"),
         ],

@@ -165,7 +165,7 @@ def test_the_square_of_a_noisy_trace_is_biased_and_the_product_of_two_is_not() -
     repeats = 2000
     shape = (repeats * 8, 3)
     many = [t.repeat(repeats, *[1] * (t.ndim - 1)) for t in (x0, eps, gamma)]
-    probes = gaussian(2, torch.empty(shape, dtype=torch.float64), g)
+    probes = Gaussian().draw(2, torch.empty(shape, dtype=torch.float64), g)
     with torch.no_grad():
         biased = second_order(model, *many, probes).second.reshape(repeats, 8)
         product = second_order(model, *many, probes, unbiased=True).second.reshape(repeats, 8)

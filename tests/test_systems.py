@@ -14,24 +14,26 @@ import tiny
 import torch
 from torch import Tensor
 
-from idode.cli.main import main as cli
+from idode.cli.main import main
 from idode.diffusion.model import DiffusionODE
 from idode.diffusion.noise_levels import Designed, UniformGamma
 from idode.diffusion.objectives import second_order
 from idode.diffusion.other_noise_levels import NormalGamma, SoftTruncation, above
 from idode.errors import InputError
-from idode.likelihood.bits_per_dim import LikelihoodSettings, bits_per_dim
-from idode.likelihood.estimator import uniform_start
+from idode.evaluation.likelihood import bits_per_dim, sde_bound
+from idode.likelihood import DEQUANTIZATIONS
+from idode.likelihood.dequantization import uniform_start
+from idode.likelihood.estimator import LikelihoodSettings
 from idode.likelihood.log_prob import prior_log_prob
-from idode.likelihood.sde_bound import sde_bound
+from idode.ode.solvers import Dopri5
 from idode.runs.config import Config, ObjectiveConfig, from_json, override, to_json
 from idode.runs.objective_config import SimulationConfig
 from idode.runs.presets import PRESETS
 from idode.runs.run import Run, diffusion_ode
 from idode.runs.systems import COMPARED, SYSTEMS, apply
-from idode.training import Trainer
 from idode.training.objective import Batch, Objective, build_density
 from idode.training.simulation import simulated
+from idode.training.trainer import Trainer
 
 DIM = 3
 every_system = pytest.mark.parametrize("name", SYSTEMS)
@@ -69,7 +71,7 @@ def case(name: str, *settings: str, network: Callable[..., Tensor] = net) -> Cas
     probes = torch.randint(0, 2, (1, *x0.shape), generator=g).double() * 2 - 1
     with torch.no_grad():
         times = objective.density.at(t)
-    batch = Batch(x0 / 2, eps, times, None, probes)
+    batch = Batch(x0 / 2, eps, times, {}, probes)
     losses = objective.losses(model, batch).total(config.objective.ratio)
     return Case(model, batch, (losses / times.density).detach())
 
@@ -348,7 +350,7 @@ class TestSimulation:
         model = diffusion_ode(self.linear(matrix), config)  # type: ignore[arg-type]
         density = build_density(config.objective.density, model)
         batch = Batch(
-            *(x, torch.zeros_like(x), density.at(torch.rand(5, generator=g).double()), None),
+            *(x, torch.zeros_like(x), density.at(torch.rand(5, generator=g).double()), {}),
             probes[:, None].expand(-1, 5, -1).contiguous(),
         )
         objective = Objective(config.objective, density, config.simulation)
@@ -441,7 +443,6 @@ class TestEverySystem:
     def test_it_trains_and_is_evaluated(self, name: str, tmp_path: Path) -> None:
         data = tiny.dataset()
         run = Run(tmp_path, self.config(name), data.identity)
-        run.write_config()
         trainer = Trainer(run, data, tiny.CPU)
         before = self.mean_loss(trainer)
         trained = trainer.train()
@@ -454,7 +455,7 @@ class TestEverySystem:
         assert math.isfinite(sde_bound(model, pixels, draws=2).mean)
         if name in COMPARED:  # the others differ from those in training alone
             own = {"centres": "tn", "uniform": "uniform"}[run.config.objective.data]
-            settings = LikelihoodSettings(dequantization=own, solver="dopri5", tolerance=0.1)
+            settings = LikelihoodSettings(DEQUANTIZATIONS[own](), solver=Dopri5(0.1))
             assert math.isfinite(bits_per_dim(model, pixels, settings).mean)
 
     @every_system
@@ -470,7 +471,7 @@ class TestEverySystem:
     def test_the_command_line_knows_it(
         self, name: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert cli.main(["train", "digits", "--system", name, "--dry-run"]) == 0
+        assert main(["train", "digits", "--system", name, "--dry-run"]) == 0
         assert from_json(json.loads(capsys.readouterr().out)) == apply(PRESETS["digits"], name)
 
 
@@ -485,12 +486,12 @@ def test_a_system_replaces_another_and_keeps_what_is_of_none() -> None:
 
 class TestCommand:
     def test_the_list_has_presets_and_systems(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["train", "--list"]) == 0
+        assert main(["train", "--list"]) == 0
         words = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line}
         assert words >= {*PRESETS, *SYSTEMS}
 
     def test_an_unknown_system_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["train", "digits", "--system", "gan", "--dry-run"]) == 2
+        assert main(["train", "digits", "--system", "gan", "--dry-run"]) == 2
         assert "no system called 'gan': choose one of vdm" in capsys.readouterr().err
 
     def test_a_run_is_resumed_as_its_own_system_only(
@@ -499,8 +500,8 @@ class TestCommand:
         config = apply(PRESETS["digits"], "vdm")
         Run(tmp_path / "run", config, None).write_config()
         again = ["train", "--out", str(tmp_path / "run"), "--resume", "--dry-run"]
-        assert cli.main([*again, "--system", "vdm"]) == 0
-        assert cli.main([*again, "--system", "edm"]) == 2
+        assert main([*again, "--system", "vdm"]) == 0
+        assert main([*again, "--system", "edm"]) == 2
         assert "is not a run of edm" in capsys.readouterr().err
 
     @pytest.mark.parametrize(

@@ -94,11 +94,12 @@ def check_net(config: Config, net: nn.Module) -> None:
             "instance of the same class as net"
         )
     parameters = inspect.signature(net.forward).parameters.values()
-    takes_flag = any(p.name == "flag" or p.kind is p.VAR_KEYWORD for p in parameters)
+    optional = [p for p in parameters if p.default is not p.empty or p.kind is p.VAR_KEYWORD]
+    takes_flag = any(p.name == "flag" or p.kind is p.VAR_KEYWORD for p in optional)
     if config.objective.augment and not takes_flag:
         raise InputError(
-            f"objective.augment=true calls the network as net(x, t, flag=...), and {given} takes "
-            "no flag: add the argument, or leave augmentation off"
+            f"objective.augment=true trains the network as net(x, t, flag=...), and {given} takes "
+            "no flag: add an argument flag=None, or leave augmentation off"
         )
 
 

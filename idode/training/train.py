@@ -53,8 +53,8 @@ def train(
         data: A spec such as ``"cifar10"`` or ``"folder:PATH"``, a data set, or a pair of arrays
             ``(train, test)``; by default that of ``config``.
         net: A network of your own, called as ``net(x, t)`` with ``x`` ``(B, *)`` and times ``t``
-            ``(B,)``, or as ``net(x, t, flag=...)`` with augmentation. It is copied, and needed
-            again to resume, fine-tune or load the run.
+            ``(B,)``; while training with augmentation as ``net(x, t, flag=...)``. It is copied,
+            and needed again to resume, fine-tune or load the run.
         steps: Optimiser steps in all; by default those of ``config``.
         seed: Seed of everything random; by default that of ``config``.
         settings: Changes to any setting as ``"NAME=VALUE"``, such as ``"train.lr=1e-3"``.
