@@ -18,12 +18,10 @@ import torch
 from PIL import Image, ImageDraw
 
 import idode
-from idode.progress import Bar
 from idode.data import load
-from idode.runs.config import fit, override
-from idode.runs.presets import PRESETS
+from idode.ode.adams import Adams
+from idode.sampling.dpm import DPM
 from idode.sampling.pictures import grid, png
-from idode.training import Trainer, World
 
 parser = argparse.ArgumentParser(description="Likelihoods and samples of a folder of images.")
 parser.add_argument("folder", nargs="?", type=Path, help="of images; made if none is given")
@@ -69,33 +67,34 @@ print(data.identity)
 
 # %% Train
 # Colours, levels and shape of the network follow the data; everything else is the preset's, or
-# changed by name. `idode train digits --data folder:PATH?size=12 --out RUN` does the same, and
-# `--resume` goes on after an interruption, as running this cell again does.
+# changed by name. `idode train digits --data folder:PATH?size=12 --out RUN` does the same. After
+# an interruption (Ctrl-C), running this cell again resumes.
 
-changes = ["train.steps=1500"]
-if args.fast:
-    changes = ["train.steps=100", "train.batch_size=32", "net.width=16", "net.depth=1"]
-config = fit(override(PRESETS["digits"], changes), data.levels, data.shape)
-run = idode.Run(args.out / "run", config, data.identity)
-run.write_config()
-print(f"training for {config.train.steps} steps")
-with Bar(config.train.steps, quiet=args.fast) as bar:
-    trained = Trainer(run, data, World(torch.device("cpu")), bar).train()
-if trained.interrupted:
-    raise SystemExit(f"interrupted: {run.path} is saved after step {trained.step}")
-print(f"{trained.step} steps in {trained.seconds:.0f} s")
+settings = ["train.batch_size=32", "net.width=16", "net.depth=1"] if args.fast else []
+steps = 100 if args.fast else 1500
+print(f"training for {steps} steps")
+run = idode.train(
+    "digits",
+    out=args.out / "run",
+    data=data,
+    steps=steps,
+    settings=settings,
+    resume=(args.out / "run").exists(),
+    device="cpu",
+    progress=not args.fast,
+)
+print(f"{run.path}: {run.config.train.steps} steps")
 
 # %% How likely are the test images?
 # The SDE's bound is cheap, so all of them get one; the ODE's value, which is closer to the truth
 # once a model is trained well, solves a differential equation for each and is shown for some.
 
-model = run.model()
-bound = idode.sde_bound(model, data.test, draws=64)
+model = idode.load(run, device="cpu")
+bound = model.sde_bound(data.test, draws=64)
 print(f"SDE bound {bound.mean:.3f} ± {bound.standard_error:.3f} bits/dim, {len(data.test)} images")
 some = data.test[: 2 if args.fast else 16]
-result = idode.bits_per_dim(
-    model, some, idode.LikelihoodSettings(tolerance=1.0 if args.fast else 0.02)
-)
+solver = Adams(tolerance=1.0 if args.fast else 0.02)
+result = model.bits_per_dim(some, idode.LikelihoodSettings(solver=solver))
 print(f"ODE {result}, {len(some)} images, NFE {result.nfe:.0f}")
 
 # %% The most and the least likely
@@ -111,9 +110,7 @@ ranked = torch.from_numpy(np.array(data.test))[torch.cat([order[:half], order[-h
 
 # %% New images
 
-drawn = idode.sample(
-    model, 32, data.shape, torch.Generator().manual_seed(0), solver="dpm", steps=20
-)
-(args.out / "samples.png").write_bytes(png(grid(drawn.data, data.levels or 256, columns=8)))
+drawn = model.sample(32, solver=DPM(steps=20))
+(args.out / "samples.png").write_bytes(png(grid(drawn, data.levels or 256, columns=8)))
 print(f"{args.out / 'ranked.png'} (most likely above, least likely below)")
 print(args.out / "samples.png")
