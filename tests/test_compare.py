@@ -1,4 +1,4 @@
-"""``idode compare``: the same table after a death, failures named, others refused, sums right."""
+"""``idode compare``: resumed comparisons, failures, refused input, and the sums of its table."""
 
 from __future__ import annotations
 
@@ -11,27 +11,31 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tiny
+import torch
 from scipy import stats
 from test_layers import ROOT
 
-from idode.cli.compare import _clear, tables
+from idode.cli.compare import tables
 from idode.cli.main import main
-from idode.diffusion.model import DiffusionODE
 from idode.diffusion.predictors import NOISE
 from idode.errors import InputError, NumericalError
 from idode.runs.run import open_run
 from idode.runs.systems import COMPARED, SYSTEMS, distinct
-from idode.studies.comparison import Bench
+from idode.studies.comparison.claims import Claim, claims, t_quantile, verdicts
+from idode.studies.comparison.compare import compare
 from idode.studies.comparison.curves import Curve, learning_curve
-from idode.studies.comparison.orderings import Claim, claims, student, verdicts
-from idode.studies.comparison.plan import Effort, Entry, Plan
+from idode.studies.comparison.experiment import Experiment
+from idode.studies.comparison.folder import clear_folder
+from idode.studies.comparison.plan import Entry, Plan
 from idode.studies.comparison.results import Result, read_result, write_result
+from idode.studies.comparison.settings import MeasurementSettings
 from idode.studies.comparison.table import METRICS, Outcome, outcomes, rows
-from idode.training import Trainer
+from idode.training.trainer import Trainer
 
 TINY = [word for word in tiny.FLAGS if word != "--set" and not word.startswith("train.steps")]
 CLOCKS = ("train_seconds", "evaluation_seconds", "seconds_to_baseline")  # differ on every machine
@@ -60,6 +64,30 @@ def command(spec: str, out: Path, *more: str) -> list[str]:
 
 def stopped(*args: object) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.fixture
+def known_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ODE values and samples that cost nothing; a model that predicts noise has no ODE value."""
+
+    def bits_per_dim(model, images, settings, calibration=None):
+        if model.predictor is NOISE:
+            raise NumericalError("image 3: the field is too rough")
+        return SimpleNamespace(
+            mean=2.0,
+            standard_error=0.1,
+            nfe=9.0,
+            calibration=SimpleNamespace(nfe=1),
+            complete=True,
+            notes=(),
+        )
+
+    def sample(model, count, **more):
+        return SimpleNamespace(nfe=7.0, data=torch.from_numpy(tiny.images()[:count]))
+
+    place = "idode.studies.comparison.experiment"
+    monkeypatch.setattr(f"{place}.bits_per_dim", bits_per_dim)
+    monkeypatch.setattr(f"{place}.sample", sample)
 
 
 def value(out: Path) -> dict:
@@ -119,7 +147,7 @@ class TestCommand:
             (["--set", "net.width=16"], "settings"),
             (["--data", "digits"], "data"),
             (["--systems", "vdm,tigers"], "no system called 'tigers'"),
-            (["--systems", "vdm,vdm"], "--systems must name each once"),
+            (["--systems", "vdm,vdm"], "systems: give at least one, and none twice"),
             (
                 ["--systems", "rectified-flow,vdm,flow-matching"],
                 "rectified-flow and flow-matching are the same training here",
@@ -127,7 +155,7 @@ class TestCommand:
             (["--seeds", "0,x"], "--seeds must be whole numbers"),
             (["--seeds", "-1"], "seed"),
             (["--preset", "tigers"], "no preset called 'tigers'"),
-            (["--control"], "give its steps with --finetune N"),
+            (["--control"], "give its number of steps as finetune"),
             (["--json", "no/such/folder/x.json"], "make it first"),
         ],
     )
@@ -195,7 +223,7 @@ class TestCommand:
 
         with monkeypatch.context() as patch:
             patch.setattr(Path, "unlink", removed)
-            _clear(out)
+            clear_folder(out)
         assert gone[-1] == "plan.json"
         assert "compare.html" in gone
         for system in ("vdm", "idode-vp"):
@@ -203,21 +231,24 @@ class TestCommand:
             assert gone.index(result) < gone.index(config)
         assert list(out.iterdir()) == []
 
-    def test_every_other_value_is_told_and_no_option_that_there_is_not(
+    def test_all_changed_settings_are_named_where_runs_are_measured_again(
         self, spec, done: Path, tmp_path: Path, monkeypatch, capsys
     ) -> None:
         out = tmp_path / "o"
         shutil.copytree(done, out)
-        for name, effort in (("vdm", {"limit": 5}), ("idode-vp", {"limit": 4, "draws": 8})):
+        for name, changed in (("vdm", {"limit": 5}), ("idode-vp", {"limit": 4, "draws": 8})):
             path = out / name / "seed-0" / "result.json"
             stored = json.loads(path.read_text())
-            path.write_text(json.dumps({**stored, "effort": {**stored["effort"], **effort}}))
-        monkeypatch.setattr("idode.cli.compare._carry_out", stopped)
+            stored["effort"] = stored.pop("measurement") | changed  # as version 0.1.0 called it
+            path.write_text(json.dumps(stored))
+        monkeypatch.setattr(Experiment, "carry_out", stopped)
         words = command(spec, out, "--systems", "vdm,idode-vp", "--limit", "3")
         words.remove("--quiet")
         assert main(words) == 130
-        told = capsys.readouterr().err.splitlines()[0]
-        assert "(--limit 4 and 5 before, 3 now, draws 8 before, 16 now)" in told
+        told, interrupted = capsys.readouterr().err.splitlines()
+        assert "(limit 4 and 5 before, 3 now, draws 8 before, 16 now)" in told
+        kept = f"interrupted: {out} keeps what is done; re-run the command to resume"
+        assert interrupted == f"idode compare: {kept}"
 
     def test_continuous_data_is_refused(self, tmp_path: Path, capsys) -> None:
         np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=(20, 2)))
@@ -227,15 +258,8 @@ class TestCommand:
         assert not (tmp_path / "o").exists()
 
     def test_a_failing_system_is_named_and_the_others_remain(
-        self, spec, tmp_path: Path, monkeypatch, capsys
+        self, spec, tmp_path: Path, known_values, capsys
     ) -> None:
-        def fails(self: Bench, model: DiffusionODE) -> tuple[dict[str, float], tuple[str, ...]]:
-            if model.predictor is NOISE:
-                raise NumericalError("image 3: the field is too rough")
-            return {"tn": 2.0, "uniform": 3.0, "likelihood_nfe": 9.0}, ()
-
-        monkeypatch.setattr(Bench, "_ode", fails)
-        monkeypatch.setattr(Bench, "_sample", lambda self, model: ({"fid": 1.0}, ()))
         assert main(command(spec, tmp_path / "o", "--systems", "vdm,idode-vp")) == 0
         shown = capsys.readouterr().out
         assert "failed: vdm seed 0, ode: image 3: the field is too rough" in shown
@@ -248,18 +272,18 @@ class TestCommand:
 
     def test_a_training_that_diverges_is_a_result(self, spec, tmp_path: Path, capsys) -> None:
         flags = ["--systems", "vdm,idode-sp", "--set", "train.lr=1e30", "--set", "train.warmup=0"]
-        assert main(command(spec, tmp_path / "o", *flags, "--finetune", "2")) == 0
+        words = command(spec, tmp_path / "o", *flags, "--finetune", "2")
+        words.remove("--quiet")
+        assert main(words) == 0
         captured = capsys.readouterr()
         assert "failed: idode-sp seed 0, training: the loss is not finite" in captured.out
         assert "idode-sp+finetune seed 0, training: its first stage failed" in captured.out
         assert "training failed" in captured.err
 
     def test_a_second_stage_and_its_control_start_from_the_first(
-        self, spec, tmp_path: Path, monkeypatch
+        self, spec, tmp_path: Path, known_values
     ) -> None:
         out = tmp_path / "o"
-        monkeypatch.setattr(Bench, "_ode", lambda self, model: ({"tn": 2.0}, ()))
-        monkeypatch.setattr(Bench, "_sample", lambda self, model: ({"fid": 1.0}, ()))
         stages = ["--systems", "idode-vp", "--finetune", "4", "--control"]
         assert main(command(spec, out, *stages)) == 0
         found = value(out)
@@ -272,7 +296,7 @@ class TestCommand:
         assert any("+control" in o["claim"] for o in found["orderings"])
         assert "steps_to_baseline" not in found["systems"]["idode-vp+finetune"]["mean"]
 
-    def test_another_effort_measures_again_and_trains_nothing(
+    def test_other_measurement_settings_measure_again_and_train_nothing(
         self, spec, done: Path, tmp_path: Path, monkeypatch, capsys
     ) -> None:
         out = tmp_path / "o"
@@ -285,13 +309,13 @@ class TestCommand:
         words = [*command(spec, out, "--systems", "vdm,idode-vp"), "--limit", "3"]
         words.remove("--quiet")
         assert main(words) == 0
-        told = "2 of 2 runs are measured again (--limit 4 before, 3 now); their training is kept"
+        told = "2 of 2 runs are measured again (limit 4 before, 3 now); their training is kept"
         assert told in capsys.readouterr().err.splitlines()
         assert main(words) == 0
         assert "measured again" not in capsys.readouterr().err
         assert {p: p.read_bytes() for p in before} == before
         old, new = value(done), value(out)
-        assert (old["plan"]["effort"]["limit"], new["plan"]["effort"]["limit"]) == (4, 3)
+        assert (old["plan"]["measurement"]["limit"], new["plan"]["measurement"]["limit"]) == (4, 3)
         for name in ("vdm", "idode-vp"):
             one, other = (v["systems"][name]["seeds"]["0"]["values"] for v in (old, new))
             assert one["tn"] != other["tn"]
@@ -311,6 +335,46 @@ class TestCommand:
         base = Plan(("vdm",), settings=tuple(TINY), steps=20, data="x", seeds=(3,))
         assert config.net == base.config(base.entries()[0], identity).net
         assert (config.train.steps, config.train.seed, config.net.width) == (20, 3, 8)
+
+
+class TestPython:
+    def arguments(self, out: Path, **more: object) -> dict:
+        size = {"steps": 10, "limit": 4, "tolerance": 1.0, "samples": 8}
+        return {"out": out, "settings": TINY, **size, **more}
+
+    def test_a_finished_comparison_is_returned_and_nothing_printed(
+        self, spec, done: Path, capfd, monkeypatch
+    ) -> None:
+        monkeypatch.setattr(Trainer, "train", None)
+        given = self.arguments(done, data=spec, progress=False)
+        found = compare(["vdm", "idode-vp"], **given)
+        assert capfd.readouterr() == ("", "")
+        assert [row.name for row in found.rows] == ["vdm", "idode-vp"]
+        assert found.to_json() == value(done)
+        assert found.page == done / "compare.html"
+
+    def test_arrays_are_compared_on_and_recorded_as_such(
+        self, tmp_path: Path, known_values, monkeypatch
+    ) -> None:
+        data = (tiny.images()[:-8], tiny.images()[-8:])
+        given = self.arguments(tmp_path / "o", data=data, seeds=[3], progress=False)
+        found = compare(["idode-sp"], **given)
+        assert open_run(tmp_path / "o" / "idode-sp" / "seed-3").config.data == "memory"
+        monkeypatch.setattr(Trainer, "train", None)
+        assert compare(["idode-sp"], **given).to_json() == found.to_json()
+
+    def test_bad_input_raises_the_sentence_of_the_program(self, spec, done: Path, capsys) -> None:
+        for systems, more, words in (
+            ("tigers", {}, []),
+            ("vdm", {"steps": 21}, ["--steps", "21"]),
+            ("vdm", {"data": "digits"}, ["--data", "digits"]),
+            ("vdm", {"control": True}, ["--control"]),
+            ("vdm", {"samples": 1}, ["--samples", "1"]),
+        ):
+            with pytest.raises(InputError) as raised:
+                compare([systems], **self.arguments(done, **{"data": spec, **more}))
+            assert main([*command(spec, done, "--systems", systems), *words]) == 2
+            assert capsys.readouterr().err == f"idode compare: {raised.value}\n"
 
 
 class TestDeath:
@@ -353,7 +417,7 @@ CURVE = Curve((10, 20, 30, 40), (1.0, 2.0, 4.0, 6.0), (5.0, 3.0, 2.0, 2.5))
 
 
 def finished(name: str, seed: int, **values: float) -> Result:
-    return Result(Entry(name, seed), Effort(), values, {"training": 1.0})
+    return Result(Entry(name, seed), MeasurementSettings(), values, {"training": 1.0})
 
 
 class TestSteps:
@@ -384,7 +448,9 @@ class TestSteps:
 
     def test_means_and_errors_are_over_the_seeds_that_have_a_value(self) -> None:
         pairs = [(finished("vdm", seed, tn=bits), CURVE) for seed, bits in enumerate((2.0, 3.0))]
-        failed = Result(Entry("vdm", 2), Effort()).failed("training", "the loss is not finite")
+        failed = Result(Entry("vdm", 2), MeasurementSettings()).failed(
+            "training", "the loss is not finite"
+        )
         found = outcomes([*pairs, (failed, Curve((), (), ()))])
         (row,) = rows(["vdm"], found)
         assert row.cells["tn"].mean == 2.5
@@ -403,7 +469,9 @@ class TestSteps:
 
     def test_a_dash_is_said_where_nothing_was_timed(self) -> None:
         (alone,) = rows(["idode-vp"], outcomes([(finished("idode-vp", 0), CURVE)]))
-        tuned = Result(Entry("idode-vp", 0, "finetune"), Effort(), {}, {"training": 1.0})
+        tuned = Result(
+            Entry("idode-vp", 0, "finetune"), MeasurementSettings(), {}, {"training": 1.0}
+        )
         second = rows(
             ["idode-vp+finetune"], outcomes([(finished("vdm", 0), CURVE), (tuned, CURVE)])
         )
@@ -458,7 +526,7 @@ class TestOrderings:
 
     @pytest.mark.parametrize("freedom", [*range(1, 9), 99, 100])
     def test_as_many_errors_decide_as_students_t_says(self, freedom: int) -> None:
-        assert student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-9)
+        assert t_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-9)
 
     def test_only_seeds_with_both_values_count(self) -> None:
         found = [outcome("a", 0, tn=1.0), outcome("a", 1, tn=5.0), outcome("b", 0, tn=2.0)]
@@ -482,26 +550,30 @@ class TestOrderings:
 
 
 class TestStore:
-    def test_a_result_is_read_back_and_with_other_effort_keeps_its_training(
+    def test_a_result_is_read_back_and_with_other_settings_keeps_its_training(
         self, tmp_path: Path
     ) -> None:
         entry = Entry("vdm", 0)
-        result = Result(entry, Effort()).done("training", 1.5, {"sde": 2.0}, ("rough",))
+        result = Result(entry, MeasurementSettings()).done(
+            "training", 1.5, {"sde": 2.0}, ("rough",)
+        )
         result = result.failed("ode", "too rough")
         write_result(tmp_path, result)
-        assert read_result(tmp_path, entry, Effort()) == result
+        assert read_result(tmp_path, entry, MeasurementSettings()) == result
         assert result.missing == ("sde", "sampling")
-        other = read_result(tmp_path, entry, Effort(limit=3))
-        assert other == Result(entry, Effort(limit=3), seconds={"training": 1.5})
+        other = read_result(tmp_path, entry, MeasurementSettings(limit=3))
+        assert other == Result(entry, MeasurementSettings(limit=3), seconds={"training": 1.5})
         assert other.missing == ("sde", "ode", "sampling")
-        diverged = Result(entry, Effort()).failed("training", "the loss is not finite")
+        diverged = Result(entry, MeasurementSettings()).failed(
+            "training", "the loss is not finite"
+        )
         write_result(tmp_path, diverged)
-        again = read_result(tmp_path, entry, Effort(limit=3))
+        again = read_result(tmp_path, entry, MeasurementSettings(limit=3))
         assert (again.failures, again.missing) == (diverged.failures, ())
         with pytest.raises(InputError, match="remove it"):
-            read_result(tmp_path, Entry("vdm", 1), Effort())
+            read_result(tmp_path, Entry("vdm", 1), MeasurementSettings())
 
     def test_a_damaged_result_is_one_sentence(self, tmp_path: Path) -> None:
         (tmp_path / "result.json").write_text("{")
         with pytest.raises(InputError, match="cannot be read"):
-            read_result(tmp_path, Entry("vdm", 0), Effort())
+            read_result(tmp_path, Entry("vdm", 0), MeasurementSettings())

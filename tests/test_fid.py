@@ -10,13 +10,20 @@ from urllib.error import URLError
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from torch import Tensor
 
 from idode.data import load
 from idode.errors import InputError
 from idode.sampling.features import digits_features, inception_features
-from idode.sampling.fid import FeatureStatistics, fid, frechet_distance, statistics_of
+from idode.sampling.fid import (
+    FeatureStatistics,
+    FIDReference,
+    fid,
+    frechet_distance,
+    statistics_of,
+)
 
 
 def normals(n: int, d: int, seed: int) -> Tensor:
@@ -153,6 +160,41 @@ class TestDigits:
             digits_features()(torch.full((2, 1, 8, 8), 255))
 
 
+class TestReference:
+    def test_of_the_digits_uses_their_own_features(self) -> None:
+        data = load("digits")
+        reference = FIDReference.for_data(data)
+        direct = fid(data.test[:64], data.train, digits_features())
+        found = reference.figures(data.test[:64])
+        assert found["fid"] == pytest.approx(direct, rel=1e-12)
+        assert found["fid_of_test_split"] == pytest.approx(reference.fid(data.test))
+        assert (found["test_images"], found["fid_features"]) == (297, "digits")
+
+    def test_of_other_images_keeps_inception_statistics_in_the_data_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = []
+
+        def features(pixels: Tensor) -> Tensor:
+            calls.append(len(pixels))
+            return pixels.double().flatten(1)[:, ::5]
+
+        monkeypatch.setenv("IDODE_DATA", str(tmp_path))
+        monkeypatch.setattr("idode.sampling.fid.inception_features", lambda *given: features)
+        data = tiny.dataset()
+        first = FIDReference.for_data(data)
+        assert len(list((tmp_path / "features").iterdir())) == 2
+        before = len(calls)
+        second = FIDReference.for_data(data)
+        assert len(calls) == before
+        assert second.fid(data.test) == first.fid(data.test)
+
+    def test_continuous_data_has_none(self) -> None:
+        data = tiny.dataset(np.zeros((20, 2), np.float32), levels=None)
+        with pytest.raises(InputError, match="this data is continuous"):
+            FIDReference.for_data(data)
+
+
 class TestInception:
     """The library's part is imitated: what matters here is what is sent to it and said of it."""
 
@@ -190,7 +232,7 @@ class TestInception:
             raise URLError("no route")
 
         self.install(monkeypatch, offline)
-        with pytest.raises(InputError, match="cannot be fetched"):
+        with pytest.raises(InputError, match="cannot be downloaded"):
             inception_features(256)
 
     def test_a_torchvision_of_another_torch_is_one_sentence(

@@ -8,14 +8,13 @@ import json
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny
 import torch
-from idode.starts import search_start
 from PIL import Image
 
 from idode import LikelihoodSettings
@@ -23,29 +22,41 @@ from idode.cli.main import main
 from idode.diffusion import exact
 from idode.diffusion.noise_levels import Designed, UniformGamma
 from idode.diffusion.schedules import VariancePreserving, start_gamma
+from idode.errors import InputError
 from idode.evaluation.evaluate import IMPORTANCES
-from idode.likelihood import bits_per_dim as likelihood
-from idode.likelihood.estimator import uniform_start
+from idode.evaluation.likelihood import bounds
+from idode.likelihood.dequantization import TruncatedNormal, Uniform, uniform_start
+from idode.ode.adams import Adams
+from idode.runs.folder import REPORT_FILES
 from idode.runs.run import Run, open_run, save_model
-from idode.sampling.sampler import Task
+from idode.sampling.samples import sample
 from idode.studies.loss_variance import loss_variance
-from idode.studies.report import Effort, Measurements, figures, measure, plain, sections
-from idode.studies.report.curves import TrainingCurve, after, training_curve
-from idode.studies.report.levels import noise_levels
-from idode.studies.report.measurements import STAGES, _Work, densities, started_from, whole_curve
-from idode.studies.report.sections import FILES, facts
-from idode.studies.report.values import Engine, bounds, engine, uniform_starts
+from idode.studies.report import figures
+from idode.studies.report.bounds import CalibratedModel
+from idode.studies.report.curves import TrainingCurve, continued, training_curve
+from idode.studies.report.measurements import (
+    STAGES,
+    Measurements,
+    distributions,
+    measure,
+    started_from,
+    whole_curve,
+)
+from idode.studies.report.noise_levels import measure_noise_levels
+from idode.studies.report.report import report
+from idode.studies.report.sections import facts, sections
+from idode.studies.report.settings import ReportSettings
 
-SMALL = Effort(
-    limit=3,
+SMALL = ReportSettings(
+    bounds_images=3,
     images=4,
     starts=3,
     start_images=3,
     levels=4,
-    data=4,
-    noises=3,
+    level_images=4,
+    level_draws=3,
     samples=4,
-    pilot=3,
+    pilot_images=3,
     tolerance=1.0,  # the networks here are rough, and their values matter little
     sde_draws=2,
 )
@@ -55,22 +66,22 @@ KEYS = (
     "squared-errors",
     "uniform-starts",
     "bounds",
-    "smoothness",
+    "evaluations",
     "histogram",
     "samples",
 )
-PICTURES = [key for key in KEYS if key not in ("bounds", "smoothness")]
+PICTURES = [key for key in KEYS if key not in ("bounds", "evaluations")]
 
 
 @pytest.fixture(autouse=True)
 def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IDODE_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr("idode.studies.report.FAST", SMALL)
+    monkeypatch.setattr("idode.studies.report.report.FAST", SMALL)
 
 
 @dataclass(frozen=True)
 class Made:
-    """A folder with data, a run fine-tuned from `first`, its report; and what the command told."""
+    """A folder with data, a fine-tuned run and its report; and what the command printed."""
 
     path: Path
     measurements: Measurements
@@ -91,8 +102,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IDODE_DATA", str(folder / "data"))
-        patch.setattr("idode.studies.report.FAST", SMALL)
-        patch.setattr("idode.studies.report.measure", keeping)
+        patch.setattr("idode.studies.report.report.FAST", SMALL)
+        patch.setattr("idode.studies.report.report.measure", keeping)
         spec, run = f"npy:{folder / 'x.npy'}?levels=4", str(folder / "run")
         words = ["train", "digits", "--data", spec, *tiny.FLAGS, "--quiet"]
         first = str(folder / "first")
@@ -123,77 +134,79 @@ def lattice() -> exact.Lattice:
 
 
 @pytest.fixture(scope="module")
-def solve(lattice: exact.Lattice) -> Engine:
+def calibrated(lattice: exact.Lattice) -> CalibratedModel:
     model = lattice.ode(VariancePreserving(), start_gamma(4), 5.0)
-    return engine(model, lattice.pixels, tolerance=0.005)
+    return CalibratedModel.calibrate(model, lattice.pixels, tolerance=0.005)
 
 
 class TestValues:
-    def test_values_are_those_of_the_library_on_its_own_grids(self, lattice, solve) -> None:
-        table = bounds(solve, lattice.pixels)
-        for name, row in (("uniform", table[:3]), ("tn", table[6:])):
-            settings = LikelihoodSettings(dequantization=name, tolerance=0.005)
-            alone = likelihood.bounds(solve.model, lattice.pixels, IMPORTANCES, settings)
+    def test_values_are_those_of_the_library_on_its_own_grids(self, lattice, calibrated) -> None:
+        table = calibrated.table(lattice.pixels)
+        for way, row in ((Uniform(), table[:3]), (TruncatedNormal(), table[6:])):
+            settings = LikelihoodSettings(dequantization=way, solver=Adams(0.005))
+            alone = bounds(calibrated.model, lattice.pixels, IMPORTANCES, settings)
             for ours, theirs in zip(row, alone, strict=True):
                 # The same draws and probes on two grids, each good to 0.005 bits/dim rms.
                 assert ours.settings == theirs.settings
                 torch.testing.assert_close(ours.per_image, theirs.per_image, atol=0.02, rtol=0)
 
-    def test_more_draws_tighten_the_bound_of_every_image(self, lattice, solve) -> None:
-        table = bounds(solve, lattice.pixels)
+    def test_more_draws_tighten_the_bound_of_every_image(self, lattice, calibrated) -> None:
+        table = calibrated.table(lattice.pixels)
         assert len(table) == 3 * len(IMPORTANCES)
         for i in range(0, len(table), len(IMPORTANCES)):
             one, five, twenty = (value.per_image for value in table[i : i + 3])
             assert bool((one >= five).all())
             assert bool((five >= twenty).all())
 
-    def test_a_draw_does_not_depend_on_its_batch(self, lattice, solve) -> None:
+    def test_a_draw_does_not_depend_on_its_batch(self, lattice, calibrated) -> None:
         pixels = lattice.pixels.repeat(7, 1)
-        (all_together,) = solve.values(pixels, solve.settings, (4,))
-        (in_pairs,) = solve.values(pixels, LikelihoodSettings(batch_size=2, tolerance=0.005), (4,))
-        torch.testing.assert_close(all_together.per_image, in_pairs.per_image, atol=2e-3, rtol=0)
+        together, in_pairs = (
+            bounds(
+                calibrated.model,
+                pixels,
+                (4,),
+                replace(calibrated.settings, batch_size=size),
+                calibration=calibrated.calibration,
+            )[0]
+            for size in (64, 2)
+        )
+        torch.testing.assert_close(together.per_image, in_pairs.per_image, atol=2e-3, rtol=0)
 
-    def test_an_interrupt_is_passed_on_and_no_image_left_out(
-        self, lattice, solve, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        pixels, settings = lattice.pixels, replace(solve.settings, batch_size=2)
-        drawn = likelihood._draw
+    def test_an_interrupt_is_passed_on_and_no_image_left_out(self, lattice, calibrated) -> None:
+        net, sizes = calibrated.model.net, []
 
-        def interrupted(task, rows, number, pilot):
-            if number == 1:
+        def interrupted(x, t):
+            sizes.append(len(x))
+            if len(x) == 1:  # the second batch of three images
                 raise KeyboardInterrupt
-            return drawn(task, rows, number, pilot)
+            return net(x, t)
 
-        monkeypatch.setattr(likelihood, "_draw", interrupted)
+        broken = replace(
+            calibrated,
+            model=calibrated.model.with_net(interrupted),
+            settings=replace(calibrated.settings, batch_size=2),
+        )
         with pytest.raises(KeyboardInterrupt):
-            solve.values(pixels, settings, (1,))
+            broken.value(lattice.pixels)
+        assert sizes.count(2) > 9  # the first batch was solved
+
+    def test_an_interrupted_sample_is_not_shown(self, tmp_path: Path, monkeypatch) -> None:
+        def interrupted(*args, **more):
+            return replace(sample(*args, **more), complete=False)
+
+        monkeypatch.setattr("idode.studies.report.measurements.sample", interrupted)
+        data = tiny.dataset(np.zeros((48, 2), np.float32), levels=None)
         with pytest.raises(KeyboardInterrupt):
-            search_start(solve.model, pixels, settings=settings)
+            measure(_vectors(tmp_path / "run", data), data, replace(SMALL, tolerance=100.0))
 
-    def test_an_interrupted_sample_is_not_shown(
-        self, solve, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        drawn = Task.draw
+    def test_one_solve_costs_the_nodes_of_the_grid(self, lattice, calibrated) -> None:
+        assert calibrated.value(lattice.pixels).nfe == calibrated.nfe
 
-        def interrupted(task: Task, indices: range) -> object:
-            if indices[0] > 0:
-                raise KeyboardInterrupt
-            return drawn(task, indices)
-
-        monkeypatch.setattr(Task, "draw", interrupted)
-        data = tiny.dataset(np.zeros((4, 2), np.float32), levels=None)
-        with pytest.raises(KeyboardInterrupt):
-            _Work(data, replace(SMALL, samples=65), "cpu").samples(solve.model)
-
-    def test_one_solve_costs_the_nodes_of_the_grid(self, lattice, solve) -> None:
-        value = solve.values(lattice.pixels, solve.settings, (1,))[0]
-        assert value.nfe == solve.nfe
-
-    def test_starts_surround_the_default_and_stay_on_the_clock(self, lattice, solve) -> None:
-        starts = uniform_starts(solve, lattice.pixels, 5)
-        gammas = [value.settings.start for value in starts]
+    def test_starts_surround_the_default_and_stay_on_the_clock(self, lattice, calibrated) -> None:
+        starts = calibrated.uniform_starts(lattice.pixels, 5)
+        gammas = [value.settings.dequantization.start for value in starts]
         assert gammas == sorted(gammas)
-        assert gammas[0] >= solve.model.gamma_min
+        assert gammas[0] >= calibrated.model.gamma_min
         assert gammas[0] < uniform_start(4) < gammas[-1]
         means = [value.mean for value in starts]
         assert means[0] > min(means)  # too little noise for bins of uniform noise
@@ -210,7 +223,7 @@ def seen():
     model = oracle.ode(VariancePreserving(), -6.0, 4.0)
     x0 = oracle.sample(4000, generator)
     shown = {"uniform": UniformGamma(-6, 4), "designed": Designed(model.schedule, -6, 4)}
-    return model, x0, noise_levels(model, x0, shown, 48, 1, generator)
+    return model, x0, measure_noise_levels(model, x0, shown, 48, 1, generator)
 
 
 class TestNoiseLevels:
@@ -260,25 +273,25 @@ class TestCurves:
     def test_fine_tuning_goes_on_where_its_parent_ended(self) -> None:
         parent = TrainingCurve(((5, 3.0), (20, 2.0)), ((20, 2.1),), ((5, 7.0),))
         own = TrainingCurve(((5, 1.9), (10, 1.8)), ((10, 1.85),), ())
-        whole = after(parent, own)
+        whole = continued(parent, own)
         assert whole.loss == ((5, 3.0), (20, 2.0), (25, 1.9), (30, 1.8))
         assert whole.held_out == ((20, 2.1), (30, 1.85))
-        assert whole.begun == 20
-        assert after(TrainingCurve((), (), ()), own) == own  # as of a shipped model
-        early = after(parent, own, 12)  # and its parent went on afterwards
+        assert whole.finetuned_after == 20
+        assert continued(TrainingCurve((), (), ()), own) == own  # as of a shipped model
+        early = continued(parent, own, 12)  # and its parent went on afterwards
         assert early.loss == ((5, 3.0), (17, 1.9), (22, 1.8))
-        assert (early.held_out, early.begun) == (((22, 1.85),), 12)
+        assert (early.held_out, early.finetuned_after) == (((22, 1.85),), 12)
         (axes,) = figures.training(whole).axes
         labels = [text.get_text() for text in axes.get_legend().get_texts()]
         assert labels == ["training loss", "SDE bound, test", "fine-tuning"]
 
     def test_a_report_names_the_parent_and_counts_the_runs_own_steps(self, made: Made) -> None:
         m, config = made.measurements, open_run(made.path / "run").config
-        assert m.curve.begun == 20
+        assert m.curve.finetuned_after == 20
         assert max(step for step, _ in m.curve.loss) == 30
         assert facts(m, config)["training"].startswith("10 of 10 steps")
         assert facts(m, config)["fine-tuned from"] == str(m.parent)
-        assert plain(m)["parent"]["run"] == str(made.path / "first")
+        assert m.to_json()["parent"]["run"] == str(made.path / "first")
         assert "fine-tuned from" not in facts(replace(m, parent=None), config)
         assert "second-order term from there on" in sections(m)[0].caption
         control = sections(replace(m, second_order=False))[0].caption
@@ -298,12 +311,12 @@ class TestCurves:
             assert not started_from(later, before)
         there = replace(run, parent=replace(run.parent, run=str(tmp_path / "other")))
         assert started_from(there, other)  # the folder, though it was trained on
-        assert whole_curve(run, None).begun == 0
+        assert whole_curve(run, None).finetuned_after == 0
         m = replace(made.measurements, curve=whole_curve(run, None), tuned=False)
         parts = {section.key: section for section in sections(m)}
         assert "dashed" not in parts["training"].caption
-        assert parts["smoothness"].title == "Evaluations needed by two runs"
-        assert "fine-tuning" not in parts["smoothness"].caption
+        assert parts["evaluations"].title == "Evaluations needed by two runs"
+        assert "fine-tuning" not in parts["evaluations"].caption
 
     def test_a_control_has_no_second_order(self, made: Made) -> None:
         objective = open_run(made.path / "run").config.objective
@@ -328,7 +341,7 @@ class TestPage:
         assert all(source.startswith("data:image/png;base64,") for source in sources)
 
     def test_force_of_training_knows_every_file_of_it(self, made) -> None:
-        assert {p.name for p in (made.path / "out").iterdir()} == set(FILES)
+        assert {p.name for p in (made.path / "out").iterdir()} == set(REPORT_FILES)
 
     def test_pictures_are_the_same_inside_and_beside_it(self, made, page) -> None:
         inside = re.findall(r"data:image/png;base64,([\w+/=]+)", page)
@@ -342,18 +355,18 @@ class TestPage:
 
     def test_numbers_are_shown_with_their_data_and_settings(self, page, numbers) -> None:
         assert numbers["identity"]["sha256"][:12] in page
-        assert numbers["effort"] == plain(SMALL)
+        assert numbers["settings"] == asdict(SMALL)
         table = numbers["likelihoods"]["bounds"]
         for cell in table:
             assert f"{cell['mean']:.3f} ± {cell['standard_error']:.3f}" in page
-        assert [(c["settings"]["dequantization"], c["settings"]["importance"]) for c in table] == [
-            (name, k) for name in ("uniform", "variational", "tn") for k in (1, 5, 20)
-        ]
+        used = [(c["settings"]["dequantization"]["kind"], c["settings"]["n_importance"])
+                for c in table]  # fmt: skip
+        assert used == [(name, k) for name in ("uniform", "variational", "tn") for k in (1, 5, 20)]
         assert "on the first 4 test images" in page
 
     def test_values_agree_with_each_other(self, numbers) -> None:
         found = numbers["likelihoods"]
-        assert numbers["smoothness"][-1]["value"]["mean"] == found["test"]["mean"]
+        assert numbers["costs"][-1]["value"]["mean"] == found["test"]["mean"]
         assert found["test"]["mean"] == pytest.approx(np.mean(found["test"]["per_image"]))
         assert len(found["test"]["per_image"]) == len(found["sde"]["per_image"]) == 4
         assert len(numbers["samples"]["data"]) == 4
@@ -403,7 +416,7 @@ class TestCommand:
         before = {p.name: p.read_bytes() for p in (made.path / "out").iterdir()}
         run, out = str(made.path / "run"), str(made.path / "out")
         assert main(["report", run, "--out", out]) == 2
-        assert "holds a report: replace it by --force" in _sentence(capsys)
+        assert "holds a report: give another folder, or force to replace it" in _sentence(capsys)
         words = [
             "report",
             run,
@@ -439,14 +452,14 @@ class TestCommand:
         (run / "report" / "report.md").write_text("an older one")
         asked = []
 
-        def known(run, data, effort, **more):
-            asked.append(effort)
+        def known(run, data, settings, **more):
+            asked.append(settings)
             return made.measurements
 
-        monkeypatch.setattr("idode.studies.report.measure", known)
+        monkeypatch.setattr("idode.studies.report.report.measure", known)
         assert main(["report", str(run), "--limit", "2", "--force", "--quiet"]) == 0
         assert capsys.readouterr() == ("", "")
-        assert asked == [replace(SMALL, limit=2)]
+        assert asked == [replace(SMALL, bounds_images=2)]
         assert (run / "report" / "report.html").exists()
         assert "older" not in (run / "report" / "report.md").read_text()
 
@@ -468,7 +481,39 @@ class TestCommand:
 
     def test_a_shipped_model_keeps_reports_out_of_the_package(self, capsys) -> None:
         assert main(["report", "pretrained:digits"]) == 2
-        assert "--out" in _sentence(capsys)
+        assert "part of the package: give another folder" in _sentence(capsys)
+
+
+class TestPython:
+    def test_it_returns_the_page_with_its_numbers_and_prints_nothing(
+        self, made: Made, tmp_path: Path, capfd, monkeypatch
+    ) -> None:
+        monkeypatch.setattr(
+            "idode.studies.report.report.measure", lambda *args, **more: made.measurements
+        )
+        found = report(open_run(made.path / "run"), out=tmp_path / "out", progress=False)
+        assert capfd.readouterr() == ("", "")
+        assert found.page == tmp_path / "out" / "report.html"
+        assert found.page.exists()
+        assert found.measurements is made.measurements
+        assert str(made.measurements.identity) in str(found)
+
+    def test_bad_input_raises_the_sentence_of_the_program(self, made: Made, capsys) -> None:
+        run, out = made.path / "run", made.path / "out"
+        for given, words in (
+            ({"out": out}, ["--out", str(out)]),
+            ({"out": out, "force": True, "data": "digits"},
+             ["--out", str(out), "--force", "--data", "digits"]),
+            ({"out": out, "force": True, "before": "nowhere"},
+             ["--out", str(out), "--force", "--before", "nowhere"]),
+        ):  # fmt: skip
+            with pytest.raises(InputError) as raised:
+                report(run, **given)
+            capsys.readouterr()
+            assert main(["report", str(run), *words]) == 2
+            assert _sentence(capsys) == f"idode report: {raised.value}"
+        with pytest.raises(InputError, match="limit must be at least 1, got 0"):
+            report(run, out=out, force=True, limit=0)
 
 
 def _sentence(capsys: pytest.CaptureFixture[str]) -> str:
@@ -483,7 +528,7 @@ class TestOtherRuns:
     def test_a_learned_density_is_shown_as_it_was_learned(self, tmp_path: Path) -> None:
         trainer = tiny.train(tmp_path / "run", "objective.density=adaptive", "train.steps=10")
         run = open_run(tmp_path / "run")
-        found = densities(run, run.model())
+        found = distributions(run, run.model())
         assert list(found) == ["uniform", "designed", "adaptive"]
         t = torch.linspace(0, 1, 9, dtype=torch.float64)
         with torch.no_grad():
@@ -497,10 +542,10 @@ class TestOtherRuns:
         m = measure(run, data, SMALL)
         assert m.likelihoods.sde is None
         assert m.likelihoods.starts == ()
-        assert [v.settings.dequantization for v in m.likelihoods.bounds] == ["none"]
+        assert [v.settings.dequantization.name for v in m.likelihoods.bounds] == ["none"]
         keys = [section.key for section in sections(m)]
         assert keys == [k for k in KEYS if k not in ("training", "uniform-starts")]
-        json.dumps(plain(m), allow_nan=False)
+        json.dumps(m.to_json(), allow_nan=False)
 
 
 def _vectors(path: Path, data) -> Run:

@@ -55,10 +55,13 @@ def test_wrong_input_is_one_sentence_before_any_bar(run: Path, tmp_path: Path, c
         ([run, "--data", f"folder:{tmp_path / 'pictures'}"], "a.png is not a readable image"),
         ([run, "--limit", "-1"], "--limit: must be at least 1, got -1"),
         ([run, "--device", "abacus"], "(there is no such kind): use cpu"),
-        (["pretrained:digits"], "say where with --out"),
+        (["pretrained:digits"], "part of the package: give another folder"),
         (["pretrained:digit", "--out", tmp_path / "out"], "no pretrained model called 'digit'"),
         ([run, "--json", tmp_path / "x.npy"], "exists"),
-        ([run, "--out", tmp_path / "pictures", "--force"], "is not empty and holds no report"),
+        (
+            [run, "--out", tmp_path / "pictures", "--force"],
+            "holds a.png, which is not part of a report",
+        ),
     ):
         assert main(["report", *map(str, words)]) == 2
         assert said in refused(capsys)
@@ -71,12 +74,12 @@ class Measured(Exception):
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch, capsys):
-    def measure(run, data, effort, *, before, device, progress):
+    def measure(run, data, settings, *, before, net, device, progress):
         for stage in ("noise levels", "samples"):
             progress(stage)
         raise Measured(before and str(before.path))
 
-    monkeypatch.setattr("idode.studies.report.measure", measure)
+    monkeypatch.setattr("idode.studies.report.report.measure", measure)
 
     def asked(*words: object) -> tuple[str | None, str]:
         with pytest.raises(Measured) as caught:
@@ -105,5 +108,5 @@ def test_a_fine_tuned_run_is_compared_with_where_it_came_from(
     shutil.rmtree(run)
     before, shown = compared(tuned)
     assert before is None
-    assert "is not there any more" in shown
+    assert "no longer exists" in shown
     assert "note" not in compared(tuned, "--quiet")[1]

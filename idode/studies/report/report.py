@@ -77,8 +77,8 @@ def report(
     folder, opened = _folder(run, out), open_run(run)
     check_folder(folder, force)
     settings = _settings(limit, full, seed)
-    compared = _before(opened, before, progress)
     chosen, place = opened.load_data(data), best_device(device)
+    compared = _before(opened, before, progress)
     parts = stages(compared is not None)
     with LateBar("part", not progress, len(parts)) as late:
 
@@ -100,7 +100,7 @@ def _folder(run: Run | Path | str, out: Path | str | None) -> Path:
     if out is not None:
         return Path(out)
     if not isinstance(run, Run) and str(run).startswith(SHIPPED):
-        raise InputError(f"{run} is part of the package: give the folder of the report (out)")
+        raise InputError(f"{run} is part of the package: give another folder for its report")
     return open_run(run).path / REPORT
 
 
