@@ -159,6 +159,7 @@ def bounds(
             math.prod(data.shape[1:]),
             seconds=seconds + done.seconds,
             complete=done.complete,
+            notes=estimator.dequantization.notes(model),
         )
         for k in importances
     ]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from idode.likelihood.calibration import SolverCalibration
 from idode.likelihood.estimator import BatchDraws, LikelihoodSettings
+from idode.likelihood.notes import early_end
 from idode.numerics import log_mean_exp, nats_to_bits
 from idode.ode.calibration import MOST_STEPS
 
@@ -66,6 +67,7 @@ def bits_from_draws(
     *,
     seconds: float = 0.0,
     complete: bool = True,
+    notes: tuple[str, ...] = (),
 ) -> BitsPerDim:
     """The bound with K = ``k`` and its errors.
 
@@ -77,6 +79,7 @@ def bits_from_draws(
         dim: Dimensions of a sample.
         seconds: Spent on the draws.
         complete: Whether all images are there.
+        notes: What else a reader must know.
     """
     s, n = settings, draws.log_w.shape[1]
     groups = draws.log_w.reshape(-1, k, n)
@@ -86,14 +89,14 @@ def bits_from_draws(
     noise = float(_noise_variance(groups, calibration, dim, fresh).mean()) / n
     probe = calibration.probe_variance / (max(1, s.n_probes) * s.repeats) / n
     total = float(per_image.var()) / n if n > 1 else noise + probe
-    notes = _notes(s, k, calibration, dim)
+    found = [*notes, *_notes(s, k, calibration, dim), *early_end(draws.prior_mismatch, dim)]
     if total < noise + probe:
-        notes.append(
+        found.append(
             f"noise and probe alone make ± {math.sqrt(noise + probe):.4f}, more than {n} images "
             "scatter: too few to tell the images' own part, and ± may be too small"
         )
     if not complete:
-        notes.append(f"interrupted after {n} images")
+        found.append(f"interrupted after {n} images")
     return BitsPerDim(
         mean=float(per_image.mean()),
         standard_error=math.sqrt(total),
@@ -108,7 +111,7 @@ def bits_from_draws(
         nfe=draws.nfe,
         seconds=seconds,
         complete=complete,
-        notes=tuple(notes),
+        notes=tuple(found),
         settings=dataclasses.replace(s, n_importance=k),
         groups=len(groups),
         calibration=calibration,

@@ -17,7 +17,7 @@ from torch import Tensor
 from idode.batches import Batch
 from idode.diffusion.model import DiffusionODE
 from idode.likelihood.estimator import LogWeightEstimator, image_named
-from idode.likelihood.log_prob import DensityField, prior_log_prob
+from idode.likelihood.log_prob import DensityField, check_repeatable, prior_log_prob
 from idode.numerics import nats_to_bits
 from idode.ode import SOLVERS
 from idode.ode.solvers import Solver
@@ -75,10 +75,13 @@ def _calibrated(estimator: LogWeightEstimator, pilot: Batch) -> SolverCalibratio
     count = 0 if s.n_probes == 0 else max(PROBES, s.n_probes)
     x, weight = estimator.states(pilot.values, pilot.indices, 0)
     probes = estimator.probes(x, pilot.indices, 0, count)
+    field = DensityField(model, None if probes is None else probes[: s.n_probes], pilot.condition)
+    start = estimator.dequantization.gamma(model)
+    check_repeatable(field, x, start)
     found = s.solver.calibrate(
-        DensityField(model, None if probes is None else probes[: s.n_probes], pilot.condition),
+        field,
         x,
-        estimator.dequantization.gamma(model),
+        start,
         model.gamma_max,
         lambda z, integral: -nats_to_bits(prior_log_prob(model, z) + integral, dim),
     )

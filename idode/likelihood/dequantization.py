@@ -22,6 +22,7 @@ from idode.diffusion.model import DiffusionODE
 from idode.diffusion.schedules import Schedule
 from idode.errors import InputError
 from idode.likelihood import DEQUANTIZATIONS
+from idode.likelihood.notes import loose_bound
 from idode.numerics import per_sample
 
 __all__ = [
@@ -177,6 +178,10 @@ class Dequantization(abc.ABC):
             bins: Where the pixels enter the clock.
         """
 
+    def notes(self, model: DiffusionODE) -> tuple[str, ...]:
+        """What a reader must know about bounds made this way for this model."""
+        return ()
+
     @property
     def name(self) -> str:
         """As the command line calls it."""
@@ -204,6 +209,10 @@ class TruncatedNormal(Dequantization):
     """The paper's: the model's own noise at the start, cut at the edges of the bin."""
 
     start: float | None = None
+
+    def notes(self, model: DiffusionODE) -> tuple[str, ...]:
+        """What noise wider than a bin may cost."""
+        return loose_bound(self.bins(model).gamma, self.bins(model).levels)
 
     def draw(self, pixels: Tensor, noise: Tensor, bins: Bins) -> Draw:
         """Noise each centre with a normal that stays in its bin."""

@@ -119,11 +119,17 @@ class BatchDraws:
     log_w: Tensor  # (repeats * K, B) nats, float64
     corrector_gap: Tensor  # (B,) mean over the draws
     nfe: float  # evaluations of the network for one solve, mean over draws and images
+    prior_mismatch: float = 0.0  # nats² of an image, see idode.likelihood.prior
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; JSON keeps every bit of a float64."""
         gap = self.corrector_gap.tolist()
-        return {"log_w": self.log_w.tolist(), "corrector_gap": gap, "nfe": self.nfe}
+        return {
+            "log_w": self.log_w.tolist(),
+            "corrector_gap": gap,
+            "nfe": self.nfe,
+            "prior_mismatch": self.prior_mismatch,
+        }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> BatchDraws:
@@ -131,7 +137,8 @@ class BatchDraws:
         log_w, gap = (
             torch.tensor(values[name], dtype=torch.float64) for name in ("log_w", "corrector_gap")
         )
-        return cls(log_w, gap, values["nfe"])
+        # Which earlier versions did not store.
+        return cls(log_w, gap, values["nfe"], values.get("prior_mismatch", 0.0))
 
     @classmethod
     def joined(cls, parts: Sequence[BatchDraws]) -> BatchDraws:
@@ -140,7 +147,8 @@ class BatchDraws:
         evaluations = sum(part.nfe * n for part, n in zip(parts, images, strict=True))
         log_w = torch.cat([part.log_w for part in parts], dim=1)
         gap = torch.cat([part.corrector_gap for part in parts])
-        return cls(log_w, gap, evaluations / sum(images))
+        mismatch = sum(part.prior_mismatch * n for part, n in zip(parts, images, strict=True))
+        return cls(log_w, gap, evaluations / sum(images), mismatch / sum(images))
 
 
 @dataclass(frozen=True)
@@ -237,7 +245,7 @@ class LogWeightEstimator:
         """
         s = self.settings
         count, together = s.repeats * s.n_importance, max(1, s.batch_size // len(batch.values))
-        log_w, gaps, nfe = [], [], 0.0
+        log_w, gaps, nfe, mismatch = [], [], 0.0, 0.0
         for first in range(0, count, together):
             block = range(first, min(count, first + together))
             drawn = [self.states(batch.values, batch.indices, draw) for draw in block]
@@ -253,7 +261,8 @@ class LogWeightEstimator:
             log_w.append((found.log_p + weight).reshape(len(block), -1).cpu())
             gaps.append(found.corrector_gap.reshape(len(block), -1).cpu())
             nfe += found.nfe * len(block)
-        return BatchDraws(torch.cat(log_w), torch.cat(gaps).mean(0), nfe / count)
+            mismatch += found.prior_error**2 * len(block)
+        return BatchDraws(torch.cat(log_w), torch.cat(gaps).mean(0), nfe / count, mismatch / count)
 
 
 def _replaced(found: LogProb, again: LogProb, rough: Tensor, nfe: float) -> LogProb:
@@ -266,6 +275,7 @@ def _replaced(found: LogProb, again: LogProb, rough: Tensor, nfe: float) -> LogP
         nfe=nfe,
         corrector_gap=found.corrector_gap.masked_scatter(rough, again.corrector_gap),
         solver_error=found.solver_error.masked_scatter(rough, again.solver_error),
+        prior_error=found.prior_error,
     )
 
 

@@ -9,8 +9,8 @@ Gradients flow through the steps of the solver where they are enabled.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -18,24 +18,27 @@ from torch import Tensor
 
 from idode.diffusion.model import Condition, DiffusionODE
 from idode.errors import InputError
+from idode.likelihood.gradients import CheckpointedField, solve_with_adjoint
+from idode.likelihood.prior import prior_mismatch
 from idode.numerics import nats_to_bits, per_sample
 from idode.ode import divergence
 from idode.ode.adams import Adams
 from idode.ode.divergence import Rademacher
-from idode.ode.solvers import Calibration, Solution, Solver
+from idode.ode.solvers import Calibration, Field, Solver
 
 __all__ = [
     "DensityField",
     "LogProb",
     "PathField",
-    "decode",
-    "encode",
+    "check_repeatable",
     "log_prob",
     "prior_log_prob",
     "solve_log_prob",
 ]
 
 PILOT = 8  # states that a solver is calibrated on
+NATS = 4e-4  # default error for each root of a dimension of continuous data
+REPEATABLE = 1e-3  # relative difference of two calls that kernels may make, and dropout does not
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class LogProb:
     nfe: float  # mean over the batch, where some are solved again
     corrector_gap: Tensor  # (B,), see Solution
     solver_error: Tensor  # (B,) nats, likely size of the solver's error; NaN where unknown
+    prior_error: float = math.nan  # nats rms of a sample, as far as the batch tells; see below
 
 
 def solve_log_prob(
@@ -99,6 +103,8 @@ def solve_log_prob(
     start: float | None = None,
     condition: Condition | None = None,
     error_per_gap: float = math.nan,
+    checkpoint: bool = False,
+    adjoint: bool = False,
 ) -> LogProb:
     """One solve with a given solver and given probes.
 
@@ -110,40 +116,98 @@ def solve_log_prob(
         start: Where on the clock ``x`` lives; by default ``gamma_min``.
         condition: Keyword arguments of the network, ``(B, ...)`` each.
         error_per_gap: Of the solver's calibration, in nats.
+        checkpoint: Keep less for gradients, see :mod:`idode.likelihood.gradients`.
+        adjoint: Keep least.
     """
     begin = model.gamma_min if start is None else start
-    density = DensityField(model, probes, condition or {})
-    found = solver.solve(density, x, begin, model.gamma_max)
+    density: Field = DensityField(model, probes, condition or {})
+    inputs = _inputs(model, condition or {})
+    if adjoint and torch.is_grad_enabled():
+        found = solve_with_adjoint(solver, density, x, begin, model.gamma_max, inputs)
+    else:
+        if checkpoint and torch.is_grad_enabled():
+            density = CheckpointedField(density, inputs)
+        found = solver.solve(density, x, begin, model.gamma_max)
     per_probe = prior_log_prob(model, found.x) + found.integral
     gap = found.corrector_gap
-    return LogProb(per_probe.mean(0), per_probe, found.x, found.nfe, gap, error_per_gap * gap)
+    return LogProb(
+        log_p=per_probe.mean(0),
+        per_probe=per_probe,
+        z=found.x,
+        nfe=found.nfe,
+        corrector_gap=gap,
+        solver_error=error_per_gap * gap,
+        prior_error=math.sqrt(prior_mismatch(model, x, found.x, begin)),
+    )
 
 
 def log_prob(
     model: DiffusionODE,
     x: Tensor,
     *,
+    clean: bool = False,
     start: float | None = None,
     solver: Solver | None = None,
     n_probes: int = 0,
     generator: torch.Generator | None = None,
     condition: Condition | None = None,
+    checkpoint: bool = False,
+    adjoint: bool = False,
 ) -> LogProb:
-    """Log-density of states ``x`` under the ODE, with its error.
+    r"""Log-density of states or of clean data under the ODE, with its error.
+
+    A *state* is noised data, :math:`\alpha x_0 + \sigma\epsilon` at ``start``. Clean data is
+    scaled to a state, :math:`\log p(x_0) = \log p(\alpha x_0) + d\log\alpha`: its density
+    smoothed by the noise at ``gamma_min``.
 
     Gradients are computed where they are enabled and ``x``, a parameter of the model or the
     condition requires them; they flow through all steps of the solver.
 
     Args:
         model: The diffusion ODE.
-        x: States ``(B, *)`` at ``start``: noised data, not pixels.
-        start: Where on the clock ``x`` lives; by default ``gamma_min``.
-        solver: By default Adams steps, calibrated on the first states to 0.005 bits/dim.
+        x: States ``(B, *)`` at ``start``, or clean continuous data; not pixels.
+        clean: Whether ``x`` is clean data.
+        start: Where on the clock states live; by default ``gamma_min``.
+        solver: By default Adams steps, calibrated on the first states to 0.005 bits/dim; for
+            continuous data in few dimensions to 0.0004 nats times the root of their number.
         n_probes: Hutchinson probes of the divergence; 0 is the exact one, which takes as many
             products as dimensions.
         generator: Of the probes.
         condition: Keyword arguments of the network, ``(B, ...)`` each.
+        checkpoint: For gradients, keep the states alone and evaluate the network again on the way
+            back: a fraction of the memory for half as much time again.
+        adjoint: For gradients, keep the end of the path alone and solve backwards: memory does
+            not grow with the steps, and the gradient has an error of its own.
     """
+    begin = model.gamma_min if start is None else start
+    _check(model, x, clean=clean, both=checkpoint and adjoint)
+    given, dim = condition or {}, x[0].numel()
+    log_alpha = float(model.schedule.log_alpha(torch.tensor(begin, dtype=torch.float64)))
+    x = x * math.exp(log_alpha) if clean else x
+    probes = Rademacher().draw(n_probes, x, generator) if n_probes else None
+    fine = NATS / (math.sqrt(dim) * math.log(2)) if model.levels is None else math.inf
+    chosen = solver or Adams(tolerance=min(Adams.tolerance, fine))
+    calibration = _calibrated(chosen, model, x.detach(), probes, begin, given)
+    with torch.set_grad_enabled(_wants_gradients(model, x, given)):
+        found = solve_log_prob(
+            model,
+            x,
+            calibration.solver,
+            probes=probes,
+            start=begin,
+            condition=given,
+            error_per_gap=calibration.error_per_gap * dim * math.log(2),
+            checkpoint=checkpoint,
+            adjoint=adjoint,
+        )
+        if not clean:
+            return found
+        log_p, per_probe = (part + dim * log_alpha for part in (found.log_p, found.per_probe))
+        return dataclasses.replace(found, log_p=log_p, per_probe=per_probe)
+
+
+def _check(model: DiffusionODE, x: Tensor, *, clean: bool, both: bool) -> None:
+    """Refuse what has no log-density."""
     if not x.is_floating_point():
         raise InputError(
             f"log_prob is for states, which are floating point, got {x.dtype}: for pixels use "
@@ -151,21 +215,13 @@ def log_prob(
         )
     if len(x) == 0:
         raise InputError("there are no states: pass at least one")
-    given = condition or {}
-    probes = Rademacher().draw(n_probes, x, generator) if n_probes else None
-    chosen = solver or Adams()
-    begin = model.gamma_min if start is None else start
-    calibration = _calibrated(chosen, model, x.detach(), probes, begin, given)
-    with torch.set_grad_enabled(_wants_gradients(model, x, given)):
-        return solve_log_prob(
-            model,
-            x,
-            calibration.solver,
-            probes=probes,
-            start=begin,
-            condition=given,
-            error_per_gap=calibration.error_per_gap * x[0].numel() * math.log(2),
+    if clean and model.levels is not None:
+        raise InputError(
+            f"the model is of integer data with {model.levels} levels, which has probabilities "
+            "and no density: use bits_per_dim, or log_prob of noised states"
         )
+    if both:
+        raise InputError("checkpoint and adjoint are two ways to save memory: choose one")
 
 
 @torch.no_grad()
@@ -181,6 +237,7 @@ def _calibrated(
     few = {name: value[:PILOT] for name, value in condition.items()}
     density = DensityField(model, None if probes is None else probes[:, :PILOT], few)
     dim = x[0].numel()
+    check_repeatable(density, x[:PILOT], begin)
     return solver.calibrate(
         density,
         x[:PILOT],
@@ -190,30 +247,25 @@ def _calibrated(
     )
 
 
-def _wants_gradients(model: DiffusionODE, x: Tensor, condition: Mapping[str, Tensor]) -> bool:
-    inputs = [x, *condition.values(), *model.parameters()]
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+def check_repeatable(field: DensityField, x: Tensor, gamma: float) -> None:
+    """Refuse a network that says something else when it is asked again."""
+    at = torch.tensor(gamma, dtype=torch.float64, device=x.device)
+    path = PathField(field.model, field.condition)
+    first, second = (path(x, at)[0] for _ in range(2))
+    apart = float((first - second).abs().max())
+    if apart > REPEATABLE * float(first.abs().max()):
+        raise InputError(
+            f"the network gives other values for the same input (apart by {apart:.3g}): put it "
+            "into evaluation mode with net.eval(), and take randomness out of it"
+        )
 
 
-def encode(
-    model: DiffusionODE,
-    x: Tensor,
-    solver: Solver | None = None,
-    condition: Condition | None = None,
-) -> Solution:
-    """The latent of each state: the path from ``gamma_min`` to ``gamma_max``."""
-    field = PathField(model, condition or {})
-    with torch.set_grad_enabled(_wants_gradients(model, x, condition or {})):
-        return (solver or Adams()).solve(field, x, model.gamma_min, model.gamma_max)
+def _inputs(model: DiffusionODE, condition: Condition) -> list[Tensor]:
+    """Tensors other than the state that gradients may be wanted for."""
+    every = [*model.parameters(), *condition.values()]
+    return [tensor for tensor in every if tensor.requires_grad]
 
 
-def decode(
-    model: DiffusionODE,
-    z: Tensor,
-    solver: Solver | None = None,
-    condition: Condition | None = None,
-) -> Solution:
-    """The state of each latent: the same path backwards."""
-    field = PathField(model, condition or {})
-    with torch.set_grad_enabled(_wants_gradients(model, z, condition or {})):
-        return (solver or Adams()).solve(field, z, model.gamma_max, model.gamma_min)
+def _wants_gradients(model: DiffusionODE, x: Tensor, condition: Condition) -> bool:
+    asked = x.requires_grad or bool(_inputs(model, condition))
+    return torch.is_grad_enabled() and asked
