@@ -1,11 +1,12 @@
 # make demo   train, evaluate, sample and report on the 8x8 digits in a few minutes
 # make test   lint, types and tests, as CI runs them
+# make portable, make versions   the same tests on other processors, and with other versions
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: setup demo test check slow bench clean
+.PHONY: setup demo test check portable versions slow bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -26,8 +27,38 @@ check: setup
 	$(BIN)/mypy
 
 # One thread for each of two test processes: twice as fast as one process with two threads.
+ONE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+TWO = OMP_NUM_THREADS=2 $(BIN)/python -m pytest -n 1
+# The same processor as an older one. One without AVX2 would crash on being told to use it.
+PLAIN = ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
+AVX2 = ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+HAS_AVX2 = if grep -qw avx2 /proc/cpuinfo; then
+
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+	$(ONE) -m "not slow"
+	$(PLAIN) $(ONE) -m "numerical and not once and not slow"
+	$(HAS_AVX2) $(AVX2) $(TWO) -m "numerical and not once and not slow"; fi
+
+# All of it as on three processors, and with two threads.
+portable: check
+	$(ONE) -m "not slow"
+	$(PLAIN) $(ONE) -m "not slow"
+	$(HAS_AVX2) $(AVX2) $(ONE) -m "not slow"; fi
+	$(TWO) -m "not slow"
+
+# Two scratch environments, with the newest and the oldest versions that pyproject.toml allows.
+# torch is as in constraints.txt: any other is gigabytes.
+TORCH = $(shell grep -i '^torch==' constraints.txt)
+versions: setup
+	scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && echo "$(TORCH)" > "$$scratch/newest.txt" \
+	&& (cat tests/oldest.txt && echo "$(TORCH)") > "$$scratch/oldest.txt" \
+	&& for age in newest oldest; do \
+	  $(PYTHON) -m venv "$$scratch/$$age" \
+	  && "$$scratch/$$age/bin/python" -m pip install -q --disable-pip-version-check \
+	    -c "$$scratch/$$age.txt" -e ".[dev]" \
+	  && "$$scratch/$$age/bin/python" -m pip list --disable-pip-version-check \
+	  && OMP_NUM_THREADS=1 "$$scratch/$$age/bin/python" -m pytest -n 2 -m "not slow" || exit 1; \
+	done
 
 slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow

@@ -1,22 +1,65 @@
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import torch
 
 from idode.diffusion import exact
 from idode.diffusion.schedules import SCHEDULES
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+# Whether an example is slow depends on who else is at the machine.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 # A process started in the background ignores Ctrl-C, and tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Files whose verdict could depend on the last bit: instruction set, threads, library.
+NUMERICAL = {
+    "test_convolution.py",
+    "test_dequantization.py",
+    "test_exact.py",
+    "test_likelihood.py",
+    "test_nets.py",
+    "test_normalisation.py",
+    "test_objectives.py",
+    "test_ode.py",
+    "test_parity.py",
+    "test_predictors.py",
+    "test_sampling.py",
+    "test_schedules.py",
+    "test_time_sampling.py",
+    "test_vdm_weights.py",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The doctests show numbers too."""
+    for item in items:
+        if item.path.name in NUMERICAL or isinstance(item, pytest.DoctestItem):
+            item.add_marker(pytest.mark.numerical)
+
 
 ALL_SCHEDULES = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 
 
 def f64(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For what is compared to the last bit with a forked process, which has one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -50,11 +51,13 @@ class Forks:
         kill_lines: int = 0,
         signal_number: int = signal.SIGKILL,
         file_limit: int | None = None,
+        together: bool = False,
     ) -> Ended:
         """Run ``idode argv``; kill it after some seconds or when a path matching a glob appears,
         or once the files that match have so many lines together.
 
         ``file_limit`` is the largest file it may write, in bytes: a disk that is full.
+        ``together`` kills the other ranks once one has failed, as torchrun does.
         """
         job = {
             "argv": [str(a) for a in argv],
@@ -65,6 +68,7 @@ class Forks:
             "kill_lines": kill_lines,
             "signal": int(signal_number),
             "file_limit": file_limit,
+            "together": together,
         }
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -80,12 +84,35 @@ def forks() -> Forks:
     return Forks()
 
 
-def child(job: dict, rank: int, port: int) -> int:
+def brake(job: dict, before: set[tuple[str, int]]) -> None:
+    """Wait for the signal at the second write to disk after its cue, if it is late.
+
+    On a busy machine the one who sends it may not be woken before the command has ended. Until
+    that write the command runs on, so that the signal meets it wherever it is.
+    """
+    fsync, seen = os.fsync, False
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes)
+
+    def waiting(file: int) -> None:
+        nonlocal seen
+        if seen:
+            select.select([woken], [], [], TIMEOUT)
+        seen = seen or bool(matches(job) - before)
+        fsync(file)
+
+    os.fsync = waiting
+
+
+def child(job: dict, rank: int, port: int, before: set[tuple[str, int]]) -> int:
     """Become the command."""
     import resource
 
     from idode.cli.main import main
 
+    if job["kill_when"]:
+        brake(job, before)
     with (Path(job["root"]) / "output.txt").open("a") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
@@ -128,7 +155,7 @@ def carry_out(job: dict) -> list[int]:
         if pid == 0:
             code = 70
             try:
-                code = child(job, rank, port)
+                code = child(job, rank, port, before)
             except BaseException:
                 import traceback
 
@@ -145,6 +172,7 @@ def carry_out(job: dict) -> list[int]:
         lived = time.monotonic() - start
         due = job["kill_after"] is not None and lived > job["kill_after"]
         due |= bool(matches(job) - before)
+        due |= job["together"] and any(codes.values())
         if (due and not killed) or lived > TIMEOUT:
             killed = True
             if job["kill_when"]:

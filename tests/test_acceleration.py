@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,9 @@ class TestCompilation:
         assert not (tmp_path / "run").exists()
 
     @pytest.mark.slow
+    @pytest.mark.skipif(
+        shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler is installed"
+    )
     @pytest.mark.filterwarnings("ignore")
     def test_really_compiled_it_learns_the_same_and_resumes_bit_for_bit(
         self, tmp_path: Path

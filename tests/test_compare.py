@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +13,8 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from forking import forks
 from scipy import stats
-from test_layers import ROOT
 
 from idode.cli.compare import tables
 from idode.cli.main import main
@@ -37,6 +33,7 @@ from idode.studies.comparison.settings import MeasurementSettings
 from idode.studies.comparison.table import METRICS, Outcome, outcomes, rows
 from idode.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = [word for word in tiny.FLAGS if word != "--set" and not word.startswith("train.steps")]
 CLOCKS = ("train_seconds", "evaluation_seconds", "seconds_to_baseline")  # differ on every machine
 
@@ -383,34 +380,15 @@ class TestDeath:
     ) -> None:
         out = tmp_path / "o"
         words = command(spec, out, "--systems", "vdm,idode-vp")
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         for number, expected, when in (
-            (signal.SIGKILL, -9, out / "vdm" / "seed-0" / "checkpoints"),
-            (signal.SIGINT, 130, out / "idode-vp" / "seed-0" / "config.json"),
+            (signal.SIGKILL, -9, "o/vdm/seed-0/checkpoints"),
+            (signal.SIGINT, 130, "o/idode-vp/seed-0/config.json"),
         ):
-            process = subprocess.Popen(
-                [sys.executable, "-m", "idode", *words],
-                env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            )  # fmt: skip
-            try:
-                wait_for(when, process)
-                process.send_signal(number)
-                _, err = process.communicate(timeout=300)
-            finally:
-                process.kill()
-            if process.returncode != 0:  # it may have been quicker than the signal
-                assert process.returncode == expected, err
-                assert not (out / "compare.json").exists()
+            ended = forks().run(*words, root=tmp_path, kill_when=when, signal_number=number)
+            assert ended.codes == [expected], ended.text
+            assert not (out / "compare.json").exists()
         assert main(words) == 0
         assert timeless(value(out)) == timeless(value(done))
-
-
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    for _ in range(30_000):
-        if path.exists() or process.poll() is not None:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{path} never came")
 
 
 CURVE = Curve((10, 20, 30, 40), (1.0, 2.0, 4.0, 6.0), (5.0, 3.0, 2.0, 2.5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -46,8 +47,15 @@ def needs(shell: str) -> pytest.MarkDecorator:
 
 
 def replies(scripts: Path, *command: str) -> set[str]:
+    # A shell warns of a locale that is not installed, and reads a file of the user's.
+    env = {name: value for name, value in os.environ.items() if name != "BASH_ENV"}
     done = subprocess.run(
-        command, cwd=scripts / "place", capture_output=True, text=True, timeout=120
+        command,
+        cwd=scripts / "place",
+        env=env | {"LC_ALL": "C"},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, "")
     return set(filter(None, done.stdout.splitlines()))

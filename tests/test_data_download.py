@@ -52,7 +52,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server():
+def server(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")  # a proxy knows nothing of our server
     server = Server(("127.0.0.1", 0), Handler)
     server.files, server.requests = {"/file": BODY}, []
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -124,7 +125,8 @@ def test_wrong_bytes_are_removed_and_never_appear(part, server, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_host_that_does_not_answer_fails_at_once(tmp_path):
+def test_a_host_that_does_not_answer_fails_at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound and not listening: refused
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/file"

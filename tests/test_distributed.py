@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -83,7 +84,7 @@ def test_both_processes_stop_after_the_same_step_and_one_goes_on(tmp_path: Path)
 def test_a_refusal_by_the_process_that_writes_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "precious").write_text("1")
-    ended = forks().run(*command(tmp_path, "run"), root=tmp_path, ranks=2, kill_after=5)
+    ended = forks().run(*command(tmp_path, "run"), root=tmp_path, ranks=2, together=True)
     assert 2 in ended.codes
     assert "is not empty" in ended.text
     assert (tmp_path / "run" / "precious").read_text() == "1"
@@ -143,7 +144,8 @@ def test_one_process_goes_on_where_two_were_killed(tmp_path: Path) -> None:
 def test_torchrun_starts_it(tmp_path: Path) -> None:
     words = command(tmp_path, "run", "train.steps=3")
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "idode"]
-    env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "IDODE_DATA": str(tmp_path / "data")}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    env["IDODE_DATA"] = str(tmp_path / "data")
     subprocess.run([*launch, *words], env=env, check=True, timeout=300, capture_output=True)
     assert metrics(tmp_path / "run")[-1]["step"] == 3
 

@@ -31,7 +31,8 @@ def run(tmp_path_factory) -> Path:
 
 def test_a_table_and_its_json_say_the_same(run: Path, tmp_path: Path, capsys) -> None:
     out = tmp_path / "r.json"
-    assert main(["evaluate", str(run), "--quiet", "--json", str(out)]) == 0
+    words = ["--tolerance", "0.5", "--quiet", "--json", str(out)]
+    assert main(["evaluate", str(run), *words]) == 0
     value, text = json.loads(out.read_text()), capsys.readouterr().out
     (result,) = value["results"]
     assert f"{result['bits_per_dim']:.4f}" in text
@@ -62,7 +63,7 @@ def test_one_image_has_an_error_bar_too(run: Path, tmp_path: Path) -> None:
 
 def test_the_table_of_bounds_has_nine_cells(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.json"
-    arguments = ["--bounds", "--limit", "2", "--quiet", "--tolerance", "0.05"]
+    arguments = ["--bounds", "--limit", "2", "--quiet", "--tolerance", "0.5"]
     assert main(["evaluate", str(run), *arguments, "--json", str(out)]) == 0
     cells = [
         (r["settings"]["dequantization"], r["settings"]["importance"])
@@ -126,7 +127,8 @@ def test_a_result_is_not_overwritten_without_force(run: Path, tmp_path: Path) ->
 def test_other_data_than_the_models_gets_a_warning(run: Path, tmp_path: Path, capsys) -> None:
     np.save(tmp_path / "other.npy", tiny.images()[::-1])
     spec = f"npy:{tmp_path / 'other.npy'}?levels=4"
-    assert main(["evaluate", str(run), "--data", spec, "--quiet", "--limit", "2"]) == 0
+    words = ["--quiet", "--limit", "2", "--tolerance", "0.5"]
+    assert main(["evaluate", str(run), "--data", spec, *words]) == 0
     assert "warning:" in capsys.readouterr().err
 
 
@@ -144,7 +146,7 @@ def test_doctor_names_versions_and_measures_this_machine(tmp_path: Path, capsys)
     out = tmp_path / "d.json"
     assert main(["doctor", "--json", str(out)]) == 0
     assert "matmul_gflops" in capsys.readouterr().out
-    assert json.loads(out.read_text())["matmul_gflops"] > 0.1
+    assert json.loads(out.read_text())["matmul_gflops"] > 0  # however busy the machine is
 
 
 def test_coders_pay_for_exactly_these_pixels() -> None:

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 
 
-def run(name: str, *words: object) -> str:
-    """What an example prints; warnings are errors there too."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / name), "--fast", *map(str, words)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return done.stdout
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What an example prints, run here: warnings are errors, and torch is imported already."""
+
+    def ran(name: str, *words: object) -> str:
+        monkeypatch.setattr(sys, "argv", [name, "--fast", *map(str, words)])
+        with torch.random.fork_rng():  # a foreign training draws from the global generator
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        said = capsys.readouterr()
+        assert said.err == ""
+        return said.out
+
+    return ran
 
 
 def number(pattern: str, text: str) -> float:
@@ -48,7 +49,7 @@ def test_every_example_is_tested() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == named
 
 
-def test_two_moons_are_close_to_the_truth(tmp_path: Path) -> None:
+def test_two_moons_are_close_to_the_truth(tmp_path: Path, run: Callable[..., str]) -> None:
     said = run("two_moons.py", "--out", tmp_path / "moons.png")
     assert -0.1 < number("KL divergence from the truth: #", said) < 0.6
     # A density that integrates to one, on a grid about as wide as its finest features.
@@ -57,7 +58,9 @@ def test_two_moons_are_close_to_the_truth(tmp_path: Path) -> None:
     assert width > 3 * height
 
 
-def test_pictures_that_do_not_belong_are_the_least_likely(tmp_path: Path) -> None:
+def test_pictures_that_do_not_belong_are_the_least_likely(
+    tmp_path: Path, run: Callable[..., str]
+) -> None:
     said = run("own_images.py", "--size", 8, "--out", tmp_path / "own")
     (least,) = re.findall(r"^least likely, .*?: (.+)$", said, re.MULTILINE)
     assert {int(n) for n in re.findall(r"(\d+) \(", least)} == {29, 30, 31}
@@ -66,7 +69,7 @@ def test_pictures_that_do_not_belong_are_the_least_likely(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_folder_of_ones_own_is_taken(tmp_path: Path) -> None:
+def test_a_folder_of_ones_own_is_taken(tmp_path: Path, run: Callable[..., str]) -> None:
     (tmp_path / "mine").mkdir()
     draw = np.random.default_rng(0)
     for i in range(80):
@@ -78,7 +81,9 @@ def test_a_folder_of_ones_own_is_taken(tmp_path: Path) -> None:
     assert not (tmp_path / "own" / "images").exists()
 
 
-def test_a_foreign_network_has_its_bits_and_a_wrong_clock_costs_more() -> None:
+def test_a_foreign_network_has_its_bits_and_a_wrong_clock_costs_more(
+    run: Callable[..., str],
+) -> None:
     said = run("wrap_network.py")
     bound, ode = number("SDE bound # ±", said), number("ODE +# ±", said)
     alike = number("alike would cost #", said)

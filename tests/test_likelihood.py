@@ -72,7 +72,8 @@ def test_probes_share_one_path_and_average_to_the_exact_value(mixture: exact.Mix
     model = mixture.ode(VariancePreserving(), -6.0, 8.0)
     g = torch.Generator().manual_seed(0)
     x = mixture.sample(3, g)
-    probes, solver = Gaussian().draw(64, x, g), Adams(steps=128)
+    # The same solver for both, so its error does not matter.
+    probes, solver = Gaussian().draw(64, x, g), Adams(steps=60)
     many = density.solve_log_prob(model, x, solver, probes=probes)
     truth = density.log_prob(model, x, solver=solver)
     assert many.per_probe.shape == (64, 3)
@@ -97,8 +98,9 @@ class TestDiscreteOracle:
         """Mean excess over the true code length of the same images, and its standard error."""
         pixels, log_p = self.data.sample(n, torch.Generator().manual_seed(0))
         model = self.data.ode(schedule, start_gamma(8), 14.0)
-        exactly = settings(**{"probes": 0, "tolerance": 1e-4} | changes)
-        result = bits_per_dim(model, pixels, exactly, dtype=torch.float64)
+        # In one batch, as the states are of three numbers and the calls are what costs.
+        usual = {"probes": 0, "tolerance": 1e-4, "batch_size": 1024}
+        result = bits_per_dim(model, pixels, settings(**usual | changes), dtype=torch.float64)
         excess = result.per_image + log_p / (3 * math.log(2))
         return float(excess.mean()), float(excess.std() / n**0.5)
 
@@ -331,7 +333,8 @@ class TestSharedRunner:
 def test_errors_by_source_are_those_of_repeated_evaluations() -> None:
     """Spread of the mean over seeds against the claimed dequantization and probe errors."""
     model, pixels = wave_model((1, 4, 4)), images(32, (1, 4, 4))
-    results = [bits_per_dim(model, pixels, settings(seed=s, tolerance=0.02)) for s in range(16)]
+    # Coarse grids: what they miss widens the spread by less than the half that is allowed.
+    results = [bits_per_dim(model, pixels, settings(seed=s, tolerance=0.1)) for s in range(16)]
     spread = torch.tensor([r.mean for r in results]).std().item()
     claimed = sum(math.hypot(r.errors.dequantization, r.errors.probe) for r in results) / 16
     assert claimed == pytest.approx(spread, rel=0.5)
@@ -355,7 +358,7 @@ def test_ours_agrees_with_the_papers_solver_within_both_errors() -> None:
 
 
 def test_k_draws_average_in_the_exponential_and_memory_does_not_see_k() -> None:
-    model, pixels = wave_model((1, 4, 4)), images(3, (1, 4, 4))
+    model, pixels = wave_model((1, 2, 2)), images(3, (1, 2, 2))
     largest: list[int] = []
 
     def watched(x: Tensor, t: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -20,7 +21,8 @@ def free_port() -> int:
 
 @pytest.mark.slow
 def test_two_launchers_train_one_run_as_a_single_process_does(tmp_path: Path) -> None:
-    env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "IDODE_DATA": str(tmp_path / "data")}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    env["IDODE_DATA"] = str(tmp_path / "data")
     words = {name: command(tmp_path, name, "train.steps=4") for name in ("one", "two")}
     meeting = ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", *meeting]

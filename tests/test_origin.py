@@ -20,6 +20,8 @@ from idode.runs.run import Parent, Run, open_run
 from idode.training import checkpoint
 from idode.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(autouse=True)
 def _own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -396,7 +396,7 @@ class TestBrowser:
             [browser, *flags, (tmp_path / "page.html").as_uri()],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
         seen = re.search(r'data-seen="(.+?)"', done.stdout)
         assert seen is not None, done.stderr

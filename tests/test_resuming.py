@@ -26,6 +26,7 @@ from idode.nets.bin_flow import BinFlow, BinFlowConfig
 from idode.runs.dequantizer_file import load_dequantizer, save_dequantizer
 from idode.runs.run import open_run, pretrained, save_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 FAST = ["--split", "train", "--limit", "7", "--batch-size", "2", "--draws", "2"]
 FAST += ["--solver", "dopri5", "--tolerance", "0.01"]  # no grid to be found first
 LINES = 1 + 4 + 1 + 4  # header, SDE batches, pilot, ODE batches
