@@ -51,8 +51,7 @@ IMAGENET32_OLD = replace(
 DIGITS_NET = UNetConfig(
     channels=1, levels=17, width=32, depth=2, attention="none", groups=8, dropout=0.0, fade=0.15
 )
-# Folding patches into channels cost two to three bits/dim at equal compute, and steps counted for
-# more than the size of a batch (docs/results/networks.md).
+# At equal compute, more steps counted for more than larger batches (docs/results/networks.md).
 FASHION_NET = replace(DIGITS_NET, levels=256, depth=3, halvings=1)
 DIGITS = Config(
     name="digits",
