@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
-from idode.cli.allocation import keep_freed_memory
+from idode.cli.process import keep_freed_memory
 from idode.nets.config import UNetConfig
 from idode.nets.convolution import weight_gradient
 from idode.nets.layers import use_fast_backward
@@ -45,13 +45,9 @@ SMALL = {  # (config, side): candidates for a laptop
     "8x8 w64 d4": (UNetConfig(1, 17, 64, 4, "middle"), 8),
     "28x28 w32 d4": (UNetConfig(1, 256, 32, 4, "none", groups=8), 28),
     "28x28 w32 d4 halvings 2": (UNetConfig(1, 256, 32, 4, "middle", groups=8, halvings=2), 28),
-    "28x28 w64 d4 patch 2": (UNetConfig(1, 256, 64, 4, "middle", patch=2), 28),
     "32x32 w32 d4": (UNetConfig(3, 256, 32, 4, "none", groups=8), 32),
     "32x32 w64 d4": (UNetConfig(3, 256, 64, 4, "none"), 32),
     "32x32 w64 d4 halvings 2": (UNetConfig(3, 256, 64, 4, "middle", halvings=2), 32),
-    "32x32 w64 d4 patch 2": (UNetConfig(3, 256, 64, 4, "middle", patch=2), 32),
-    "32x32 w128 d4 patch 2": (UNetConfig(3, 256, 128, 4, "middle", patch=2), 32),
-    "32x32 w128 d4 patch 4": (UNetConfig(3, 256, 128, 4, "middle", patch=4), 32),
 }
 
 
