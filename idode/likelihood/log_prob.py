@@ -19,7 +19,7 @@ from torch import Tensor
 from idode.diffusion.model import Condition, DiffusionODE
 from idode.errors import InputError
 from idode.likelihood.gradients import CheckpointedField, solve_with_adjoint
-from idode.likelihood.prior import prior_mismatch
+from idode.likelihood.prior import latent_moments, prior_mismatch
 from idode.numerics import nats_to_bits, per_sample
 from idode.ode import divergence
 from idode.ode.adams import Adams
@@ -91,7 +91,8 @@ class LogProb:
     nfe: float  # mean over the batch, where some are solved again
     corrector_gap: Tensor  # (B,), see Solution
     solver_error: Tensor  # (B,) nats, likely size of the solver's error; NaN where unknown
-    prior_error: float = math.nan  # nats rms of a sample, as far as the batch tells; see below
+    prior_error: float = math.nan  # nats rms of a sample, for ending before all is noise
+    latent_moments: tuple[float, float] = (math.nan, math.nan)  # mean, variance; prior 0, 1
 
 
 def solve_log_prob(
@@ -137,7 +138,8 @@ def solve_log_prob(
         nfe=found.nfe,
         corrector_gap=gap,
         solver_error=error_per_gap * gap,
-        prior_error=math.sqrt(prior_mismatch(model, x, found.x, begin)),
+        prior_error=math.sqrt(prior_mismatch(model, x, begin)),
+        latent_moments=latent_moments(model, found.x),
     )
 
 

@@ -43,7 +43,6 @@ def early_end(mismatch: float, dim: int) -> tuple[str, ...]:
     if excess < MISMATCH:
         return ()
     return (
-        "the end of the paths differs from the prior in mean or variance, which may make the "
-        f"value too large by {excess:.4f} bits/dim: gamma_max is too small, or the network does "
-        "not fit this data",
+        "the paths end before the data has drowned in noise, so the prior may be wrong by "
+        f"{excess:.4f} bits/dim: choose a larger gamma_max if the network knows one",
     )
