@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from idode.errors import InputError, NumericalError
 
 if TYPE_CHECKING:
+    from idode.codec.compress import compress, decompress
     from idode.diffusion.model import DiffusionODE
     from idode.diffusion.wrapping import wrap
     from idode.evaluation.evaluate import evaluate
@@ -32,6 +33,8 @@ LAZY = {  # public name: module
     "LikelihoodSettings": "idode.likelihood.estimator",
     "Run": "idode.runs.run",
     "compare": "idode.studies.comparison.compare",
+    "compress": "idode.codec.compress",
+    "decompress": "idode.codec.compress",
     "evaluate": "idode.evaluation.evaluate",
     "finetune": "idode.training.train",
     "fit_dequantizer": "idode.training.dequantizer",
@@ -52,6 +55,8 @@ __all__ = [
     "Run",
     "__version__",
     "compare",
+    "compress",
+    "decompress",
     "evaluate",
     "finetune",
     "fit_dequantizer",

@@ -27,6 +27,8 @@ COMMANDS: Registry[ModuleType] = Registry(
         "report": ("idode.cli.report", "one page with every figure of the paper for a run"),
         "compare": ("idode.cli.compare", "train and evaluate several systems on equal terms"),
         "demo": ("idode.cli.demo", "train, evaluate, sample and report on the 8x8 digits"),
+        "compress": ("idode.cli.compress", "compress images without loss with a model"),
+        "decompress": ("idode.cli.decompress", "restore the files of a compressed archive"),
         "doctor": ("idode.cli.doctor", "versions, devices and the speed of this machine"),
         "import": ("idode.cli.import_checkpoint", "convert a published checkpoint to a run"),
         "completion": ("idode.cli.completion", "print a shell completion script"),

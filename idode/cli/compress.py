@@ -1,0 +1,133 @@
+"""``idode compress``: images to an archive without loss; also lists and tests archives."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from idode.cli.parsing import RUN, add_quiet_argument, positive
+from idode.errors import InputError
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``idode compress``."""
+    parser.add_argument(
+        "input", metavar="INPUT", nargs="?",
+        help="a folder, an image, a .npy file, or a data set by name",
+    )  # fmt: skip
+    parser.add_argument("--model", metavar="RUN", help=RUN)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the archive, such as x.idode")
+    parser.add_argument(
+        "--steps", type=positive, metavar="T",
+        help="steps of the diffusion: more take longer and give smaller files [25]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--jobs", type=positive, metavar="N", help="processes [one for each processor]"
+    )
+    parser.add_argument(
+        "--block", type=positive, metavar="N",
+        help="images of a block, which is decoded as a whole [1000]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--exact", action="store_true",
+        help="restore every byte of every file, not only pixels, palette and metadata",
+    )  # fmt: skip
+    parser.add_argument(
+        "--split", choices=("test", "train"), help="which split of a data set [test]"
+    )
+    parser.add_argument(
+        "--limit", type=positive, metavar="N", help="only the first N images of a data set"
+    )
+    parser.add_argument(
+        "--no-verify", action="store_true",
+        help="do not decode the archive before it gets its name: twice as fast, and a defect of "
+        "the machine or of a library stays unnoticed until you need the images",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the expected size and write nothing"
+    )
+    parser.add_argument("--list", type=Path, metavar="FILE", help="list the files of an archive")
+    parser.add_argument(
+        "--test", type=Path, metavar="FILE", help="decode an archive and write nothing"
+    )
+    parser.add_argument(
+        "-f", "--force", action="store_true", help="replace the archive if it exists"
+    )
+    add_quiet_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run ``idode compress``; the exit code."""
+    if args.list is not None:
+        return _list(args.list)
+    if args.test is not None:
+        return _test(args)
+    if args.input is None or args.model is None or (args.out is None and not args.dry_run):
+        raise InputError(
+            "an input, a model and an output are needed: idode compress INPUT --model RUN --out "
+            "FILE.idode"
+        )
+    names = ("steps", "jobs", "block", "split", "limit")
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if args.dry_run:
+        return _estimate(args, given)
+    import time
+
+    from idode.codec.compress import compress_files
+
+    began = time.perf_counter()
+    done = compress_files(
+        args.input, args.out, args.model, exact=args.exact, verify=not args.no_verify,
+        force=args.force, progress=not args.quiet, **given,
+    )  # fmt: skip
+    if not args.quiet:
+        seconds = time.perf_counter() - began
+        share = done.bytes_after / max(done.bytes_before, 1)
+        print(
+            f"{args.out}: {done.files} files, {done.images} images ({done.modelled} by the "
+            f"model), {done.bytes_before} bytes to {done.bytes_after} ({share:.1%}, "
+            f"{done.bits_per_dim:.3f} bits/dim), {done.images / seconds:.1f} images/s"
+        )
+        print("not verified: --no-verify" if args.no_verify else "verified by decoding")
+    return 0
+
+
+def _estimate(args: argparse.Namespace, given: dict[str, object]) -> int:
+    from idode.codec.estimate import expected_size
+
+    given.pop("jobs", None)
+    found = expected_size(args.input, args.model, exact=args.exact, **given)  # type: ignore[arg-type]
+    print(
+        f"about {found.bytes:.0f} bytes ± {found.error:.0f} (standard error): {found.images} "
+        f"images by the model at {found.bits_per_dim:.3f} bits/dim, {found.other} bytes for "
+        "everything else"
+    )
+    return 0
+
+
+def _list(path: Path) -> int:
+    from idode.cli.tables import table
+    from idode.codec.extraction import Archive, open_archive
+
+    with open_archive(path) as file:
+        archive = Archive(file, str(path))
+        rows = []
+        for entry in archive.entries:
+            shape = archive.shape_of(entry)
+            what = "kept as it is" if shape is None else "x".join(map(str, shape))
+            rows.append([entry.name, what, "all bytes" if entry.exact else "pixels, metadata"])
+    print(table(["name", "images", "restores"], rows))
+    made = "" if archive.model_name is None else f", made with {archive.model_name}"
+    print(f"{len(rows)} files in {archive.size} bytes{made}")
+    return 0
+
+
+def _test(args: argparse.Namespace) -> int:
+    from idode.codec.compress import verify_archive
+
+    names = verify_archive(args.test, model=args.model, jobs=args.jobs, progress=not args.quiet)
+    if not args.quiet:
+        print(f"{args.test}: all {len(names)} files decode to what was compressed")
+    return 0

@@ -1,0 +1,135 @@
+"""Blocks coded by several processes of one thread each, in their order."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from idode.codec.blocks import decode_block, encode_block
+from idode.codec.coder import DamagedError
+from idode.codec.network import one_thread
+from idode.codec.scheme import Scheme
+from idode.errors import InputError
+
+__all__ = ["Decode", "Encode", "Progress", "run_jobs"]
+
+Progress = Callable[[int], None]
+WAIT = 0.2  # seconds between looks at the progress of other processes
+
+_queue: Any = None  # of a worker process, for its progress
+
+
+@dataclass(frozen=True)
+class Encode:
+    """A block to code, and to decode again where ``verify`` asks for it."""
+
+    scheme: Scheme | None
+    images: NDArray[np.uint8]  # (N, C, H, W)
+    verify: bool
+
+    @property
+    def work(self) -> int:
+        """Images that go through the network."""
+        return len(self.images) * (2 if self.verify else 1)
+
+    def run(self, progress: Progress) -> bytes:
+        """The bytes of the block; by ordinary coders where the model's do not decode."""
+        count, shape = len(self.images), tuple(self.images.shape[1:])
+        for scheme in (self.scheme, None):
+            data = encode_block(scheme, self.images, progress)
+            if not self.verify:
+                return data
+            try:
+                if np.array_equal(decode_block(scheme, data, count, shape, progress), self.images):
+                    return data
+            except DamagedError:
+                pass
+        raise RuntimeError("a block by ordinary coders does not decode to its images")
+
+
+@dataclass(frozen=True)
+class Decode:
+    """A block to decode."""
+
+    scheme: Scheme | None
+    data: bytes
+    count: int
+    shape: tuple[int, int, int]
+
+    def run(self, progress: Progress) -> NDArray[np.uint8]:
+        """Its images ``(N, C, H, W)``."""
+        return decode_block(self.scheme, self.data, self.count, self.shape, progress)
+
+
+def run_jobs(
+    jobs: Iterable[Encode] | Iterable[Decode], processes: int, progress: Progress
+) -> Iterator[Any]:
+    """Results of the jobs, in their order; jobs are drawn as processes become free."""
+    if processes <= 1:
+        for job in jobs:
+            with one_thread():
+                result = job.run(progress)
+            yield result
+        return
+    context = multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    pool = ProcessPoolExecutor(processes, context, _begin, (queue, os.getpid()))
+    try:
+        waiting: list[Future[Any]] = []
+        for job in jobs:
+            waiting.append(pool.submit(_run, job))
+            while len(waiting) > processes:  # one more than run at a time
+                yield _result(waiting.pop(0), queue, progress)
+        while waiting:
+            yield _result(waiting.pop(0), queue, progress)
+        _drain(queue, progress)
+    except BrokenProcessPool:
+        raise InputError(
+            "a process ended by itself, perhaps for lack of memory: use fewer jobs"
+        ) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+
+
+def _result(future: Future[Any], queue: Any, progress: Progress) -> Any:  # noqa: ANN401
+    while not future.done():
+        wait([future], timeout=WAIT)
+        _drain(queue, progress)
+    return future.result()
+
+
+def _drain(queue: Any, progress: Progress) -> None:  # noqa: ANN401
+    while not queue.empty():
+        progress(queue.get())
+
+
+def _begin(queue: Any, parent: int) -> None:  # noqa: ANN401
+    """In a new process: leave Ctrl-C to the parent, and end when it is gone."""
+    global _queue
+    _queue = queue
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def _run(job: Encode | Decode) -> Any:  # noqa: ANN401
+    with one_thread():
+        return job.run(_queue.put)
