@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idode.errors import InputError
-from idode.nets.config import MLPConfig, UNetConfig
+from idode.nets.config import CustomNetConfig, MLPConfig, UNetConfig
 from idode.nets.unet import UNet
 from idode.runs.config import Config, TrainConfig, fit, from_json, override, to_json
 from idode.runs.presets import PRESETS, SUMMARIES
@@ -205,3 +205,20 @@ def test_images_and_vectors_are_not_confused() -> None:
         fit(PRESETS["digits"], None, (7,))
     with pytest.raises(InputError, match="image preset"):
         fit(PRESETS["vectors"], 256, (3, 32, 32))
+
+
+def test_a_retired_field_is_read_where_it_changed_nothing_and_refused_elsewhere() -> None:
+    stored = to_json(PRESETS["digits"])
+    stored["net"]["patch"] = 1  # as every file of version 0.1 has it
+    assert from_json(stored) == PRESETS["digits"]
+    stored["net"]["patch"] = 2
+    with pytest.raises(InputError, match=r"has net\.patch=2: networks on patches of pixels"):
+        from_json(stored)
+
+
+def test_a_custom_network_is_recorded_by_its_class_and_fits_any_data() -> None:
+    net = CustomNetConfig.of(UNet(UNetConfig(depth=1)))
+    config = dataclasses.replace(PRESETS["digits"], net=net)
+    assert to_json(config)["net"] == {"kind": "custom", "name": "UNet"}
+    assert from_json(to_json(config)) == config
+    assert fit(config, None, (3,)).model.shape == (3,)
