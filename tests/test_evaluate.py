@@ -15,7 +15,8 @@ from PIL import Image
 
 from idode.cli.main import main
 from idode.errors import InputError
-from idode.runs.run import Parent, open_run, pretrained
+from idode.runs import pretrained
+from idode.runs.run import Parent, open_run
 from idode.studies.coders import coder_bits
 
 
@@ -66,7 +67,7 @@ def test_the_table_of_bounds_has_nine_cells(run: Path, tmp_path: Path) -> None:
     arguments = ["--bounds", "--limit", "2", "--quiet", "--tolerance", "0.5"]
     assert main(["evaluate", str(run), *arguments, "--json", str(out)]) == 0
     cells = [
-        (r["settings"]["dequantization"], r["settings"]["importance"])
+        (r["settings"]["dequantization"]["kind"], r["settings"]["n_importance"])
         for r in json.loads(out.read_text())["results"]
     ]
     names = ("uniform", "variational", "tn")
@@ -90,7 +91,7 @@ def test_the_table_of_bounds_has_nine_cells(run: Path, tmp_path: Path) -> None:
         (["pretrained:tigers"], "no pretrained model called 'tigers'"),
         (["RUN", "--tolerance", "-1"], "--tolerance: must be above 0, got -1"),
         (["RUN", "--tolerance", "nan"], "--tolerance: must be a finite number, got 'nan'"),
-        (["RUN", "--draws", "3"], "--draws: must be even and at least 2, got 3"),
+        (["RUN", "--draws", "3"], "draws: must be even and at least 2, got 3"),
         (["RUN", "--start", "9"], "the start must lie on the model's clock"),
         (["RUN", "--dequantization", "none"], "is for continuous data"),
         (["RUN", "--batch-size", "0"], "--batch-size: must be at least 1, got 0"),
@@ -100,7 +101,7 @@ def test_the_table_of_bounds_has_nine_cells(run: Path, tmp_path: Path) -> None:
 def test_bad_input_is_one_sentence_before_any_bar_or_network(
     run: Path, arguments: list[str], sentence: str, capsys, monkeypatch
 ) -> None:
-    monkeypatch.setattr("idode.nets.UNet.forward", None)
+    monkeypatch.setattr("idode.nets.unet.UNet.forward", None)
     monkeypatch.setattr("idode.progress.tqdm", None)
     given = [str(run) if word == "RUN" else word for word in arguments]
     assert main(["evaluate", *given]) == 2

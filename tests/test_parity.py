@@ -18,12 +18,12 @@ from idode.diffusion.model import DiffusionODE
 from idode.diffusion.objectives import diffuse
 from idode.diffusion.predictors import NOISE, NORMALIZED_VELOCITY
 from idode.diffusion.schedules import SCHEDULES
-from idode.likelihood.bits_per_dim import log_prob as density
+from idode.likelihood import log_prob as density
 from idode.likelihood.dequantization import centres
 from idode.nets import flax_format, vdm_weights
 from idode.nets.unet import UNet
+from idode.ode.adams import Adams
 from idode.ode.divergence import hutchinson
-from idode.ode.solvers import Adams, uniform_grid
 
 FOLDER = Path(__file__).parent / "reference"
 both = pytest.mark.parametrize("name", ["tiny", "tiny_attention"])
@@ -60,10 +60,12 @@ def test_state_network_noise_and_drift_are_theirs(name: str, path: str) -> None:
     # float32 states at gamma = -13.3: the noise is a thousandth of the data
     assert relative(z, nchw(ref[f"{path}_velocity_z"])) < 1e-5
     z = nchw(ref[f"{path}_velocity_z"])
-    said = model.predict(z, gamma, NORMALIZED_VELOCITY, flag)
+    said = model.predict(z, gamma, NORMALIZED_VELOCITY, flag=flag)
     assert relative(said, nchw(ref[f"{path}_net"])) < 1e-4
-    assert relative(model.noise(z, gamma, flag), nchw(ref[f"{path}_velocity_eps_hat"])) < 1e-4
-    assert relative(model.velocity(z, gamma, flag), nchw(ref[f"{path}_velocity_drift"])) < 1e-4
+    assert relative(model.noise(z, gamma, flag=flag), nchw(ref[f"{path}_velocity_eps_hat"])) < 1e-4
+    assert (
+        relative(model.velocity(z, gamma, flag=flag), nchw(ref[f"{path}_velocity_drift"])) < 1e-4
+    )
 
 
 @both
@@ -73,8 +75,8 @@ def test_the_same_network_read_as_a_noise_predictor_is_theirs(name: str, path: s
     vdm = DiffusionODE(model.net, model.schedule, -13.3, 5.0, NOISE, levels=256)
     gamma, flag = torch.from_numpy(ref["gamma"]), torch.from_numpy(ref["cond"]).reshape(-1)
     z = nchw(ref[f"{path}_noise_z"])
-    assert relative(vdm.noise(z, gamma, flag), nchw(ref[f"{path}_noise_eps_hat"])) < 1e-4
-    assert relative(vdm.velocity(z, gamma, flag), nchw(ref[f"{path}_noise_drift"])) < 1e-4
+    assert relative(vdm.noise(z, gamma, flag=flag), nchw(ref[f"{path}_noise_eps_hat"])) < 1e-4
+    assert relative(vdm.velocity(z, gamma, flag=flag), nchw(ref[f"{path}_noise_drift"])) < 1e-4
 
 
 @both
@@ -85,7 +87,7 @@ def test_the_probed_divergence_is_theirs(name: str, path: str) -> None:
     probe = nchw(ref[f"{path}_div_probe"])
     z = nchw(ref[f"{path}_velocity_z"])
     with torch.no_grad():
-        _, div = hutchinson(lambda x: model.velocity(x, gamma, flag), z, probe[None])
+        _, div = hutchinson(lambda x: model.velocity(x, gamma, flag=flag), z, probe[None])
     theirs = torch.from_numpy(ref[f"{path}_div"])
     torch.testing.assert_close(div[0], theirs, rtol=1e-4, atol=1e-2)
 
@@ -97,7 +99,7 @@ def test_the_log_likelihood_of_an_image_is_theirs_to_half_a_nat(name: str, path:
     model, ref = load(name, path)
     image = slice(0, 1) if path == "VP" else slice(1, 2)
     x, probe, end = (nchw(ref[f"{path}_{k}"])[image] for k in ("x_start", "probe", "z_end"))
-    found = density.log_prob(model, x, solver=Adams(uniform_grid(96)), probes=probe[None])
+    found = density.solve_log_prob(model, x, Adams(steps=96), probes=probe[None])
     theirs = torch.from_numpy(ref[f"{path}_log_p"]).double()[image]
     assert (found.log_p - theirs).abs().max() < 0.5  # 0.00025 bits/dim
     assert relative(found.z, end) < 1e-3

@@ -17,19 +17,23 @@ from forking import forks
 
 from idode.cli.main import main
 from idode.errors import InputError
-from idode.evaluation.evaluate import model_digest, open_journal
-from idode.evaluation.runner import Ledger
-from idode.evaluation.store import Journal
-from idode.likelihood.calibration import Pilot
-from idode.likelihood.learned_dequantization import Learned, base
+from idode.evaluation.run_store import model_hash, open_store
+from idode.evaluation.runner import BatchRunner, Codec
+from idode.evaluation.store import JsonlStore
+from idode.likelihood.calibration import SolverCalibration
+from idode.likelihood.dequantization import TruncatedNormal, Uniform
+from idode.likelihood.learned_dequantization import Learned
 from idode.nets.bin_flow import BinFlow, BinFlowConfig
+from idode.runs import pretrained
 from idode.runs.dequantizer_file import load_dequantizer, save_dequantizer
-from idode.runs.run import open_run, pretrained, save_model
+from idode.runs.run import open_run, save_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FAST = ["--split", "train", "--limit", "7", "--batch-size", "2", "--draws", "2"]
 FAST += ["--solver", "dopri5", "--tolerance", "0.01"]  # no grid to be found first
 LINES = 1 + 4 + 1 + 4  # header, SDE batches, pilot, ODE batches
+
+PLAIN = Codec[dict](lambda value: value, lambda record: dict(record))
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +99,7 @@ class TestStopped:
             signal_number=signal.SIGINT,
         )
         assert ended.codes == [130], ended.text
-        assert "give the same command again to go on" in ended.text
+        assert "re-run the command to resume" in ended.text
         assert "note: interrupted after" in ended.text
         assert not (tmp_path / "r.json").exists()
         assert forks().run(*command, root=tmp_path).codes == [0]
@@ -156,7 +160,7 @@ class TestPlace:
         assert other.run.config.model == open_run(run).config.model
         names = set()
         for opened in (open_run(run), open_run(tmp_path / "run")):
-            with open_journal(opened, opened.model(), {"seed": 0}) as journal:
+            with open_store(opened, opened.model(), {"seed": 0}) as journal:
                 names.add(journal.path.name)
         assert len(names) == 2
 
@@ -166,90 +170,90 @@ class TestPlace:
         tiny.train(tmp_path / "run", "train.steps=2")
         opened = open_run(tmp_path / "run")
         model = opened.model()
-        before = model_digest(opened, model)
-        assert before == model_digest(open_run(run), open_run(run).model())
+        before = model_hash(opened, model)
+        assert before == model_hash(open_run(run), open_run(run).model())
         flow = BinFlow(BinFlowConfig(channels=1), torch.Generator().manual_seed(0))
-        learned = Learned(base("tn", model.schedule, model.gamma_min, 4), flow, 4)
-        save_dequantizer(opened.path, learned, "tn", 1)
-        assert model_digest(opened, model) == before
-        with_it = model_digest(opened, model, learned)
+        learned = Learned(TruncatedNormal(model.gamma_min), flow, 4)
+        save_dequantizer(opened.path, learned, 1)
+        assert model_hash(opened, model) == before
+        with_it = model_hash(opened, model, learned)
         assert with_it != before
-        loaded = load_dequantizer(opened, opened.model())
-        assert model_digest(opened, model, loaded) == with_it
-        other = dataclasses.replace(learned, base=base("uniform", model.schedule, -2.0, 4))
-        assert model_digest(opened, model, other) not in (before, with_it)
+        loaded = load_dequantizer(opened)
+        assert model_hash(opened, model, loaded) == with_it
+        other = dataclasses.replace(learned, base=Uniform(-2.0))
+        assert model_hash(opened, model, other) not in (before, with_it)
         doubled = {name: 2 * value for name, value in opened.weights().items()}
         save_model(opened.path, doubled)
-        assert model_digest(opened, model) == before
-        assert model_digest(opened, opened.model()) != before
+        assert model_hash(opened, model) == before
+        assert model_hash(opened, opened.model()) != before
 
     def test_a_model_of_the_package_has_its_journal_in_the_cache(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("IDODE_DATA", str(tmp_path))
         opened = open_run(f"pretrained:{next(iter(pretrained()))}")
-        with open_journal(opened, opened.model(), {}) as journal:
+        with open_store(opened, opened.model(), {}) as journal:
             assert journal.path.parent == tmp_path / "evaluations"
 
 
-class TestJournal:
+class TestStore:
     def test_what_was_kept_is_read_back_bit_for_bit(self, tmp_path: Path) -> None:
         x = torch.randn(3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         record = {"stage": "a", "batch": 0, "images": 3, "x": [*x.tolist(), float("inf")]}
-        with Journal(tmp_path / "j.jsonl", {"seed": 1, "ends": (0, 1)}) as journal:
+        with JsonlStore(tmp_path / "j.jsonl", {"seed": 1, "ends": (0, 1)}) as journal:
             journal.append(record)
-        with Journal(tmp_path / "j.jsonl", {"seed": 1, "ends": (0, 1)}) as journal:
+        with JsonlStore(tmp_path / "j.jsonl", {"seed": 1, "ends": (0, 1)}) as journal:
             assert journal.records() == [record]
 
     @pytest.mark.parametrize("kept", range(1, 40, 3))
     def test_any_torn_beginning_is_repaired(self, kept: int, tmp_path: Path) -> None:
         file = tmp_path / "j.jsonl"
-        with Journal(file, {"seed": 1}):
+        with JsonlStore(file, {"seed": 1}):
             pass
         file.write_bytes(file.read_bytes()[:kept])
-        with Journal(file, {"seed": 1}) as journal:
+        with JsonlStore(file, {"seed": 1}) as journal:
             assert journal.records() == []
-        with Journal(file, {"seed": 1}):
+        with JsonlStore(file, {"seed": 1}):
             assert len(file.read_text().splitlines()) == 1
 
     @pytest.mark.parametrize("text", ["precious", "precious\n", '{"a": 1}\n', "[]\n\n", "\n"])
     def test_a_foreign_file_is_refused_and_not_touched(self, text: str, tmp_path: Path) -> None:
         (tmp_path / "mine.txt").write_text(text)
         with pytest.raises(InputError, match="is not a journal"):
-            Journal(tmp_path / "mine.txt", {"seed": 1})
+            JsonlStore(tmp_path / "mine.txt", {"seed": 1})
         assert (tmp_path / "mine.txt").read_text() == text
 
     def test_the_journal_of_another_evaluation_is_refused(self, tmp_path: Path) -> None:
-        with Journal(tmp_path / "j.jsonl", {"seed": 1}):
+        with JsonlStore(tmp_path / "j.jsonl", {"seed": 1}):
             pass
         with pytest.raises(InputError, match="of an evaluation with another seed"):
-            Journal(tmp_path / "j.jsonl", {"seed": 2})
+            JsonlStore(tmp_path / "j.jsonl", {"seed": 2})
 
     def test_two_processes_do_not_write_the_same_file(self, tmp_path: Path) -> None:
         with (
-            Journal(tmp_path / "j.jsonl", {}),
+            JsonlStore(tmp_path / "j.jsonl", {}),
             pytest.raises(InputError, match="another process is at this evaluation"),
         ):
-            Journal(tmp_path / "j.jsonl", {})
+            JsonlStore(tmp_path / "j.jsonl", {})
 
     def test_a_place_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(InputError, match="name another file with --journal FILE"):
-            Journal(tmp_path / "file" / "j.jsonl", {})
+            JsonlStore(tmp_path / "file" / "j.jsonl", {})
 
     def test_each_process_reads_what_the_others_wrote(self, tmp_path: Path) -> None:
         record = {"stage": "a", "batch": 4, "images": 1}
         for rank in (0, 1):
-            with Journal(tmp_path / "j.jsonl", {}, rank) as journal:
+            with JsonlStore(tmp_path / "j.jsonl", {}, rank) as journal:
                 journal.append({**record, "batch": rank})
         with (tmp_path / "j.1.jsonl").open("a") as file:
             file.write('{"stage": "torn')
-        with Journal(tmp_path / "j.jsonl", {}) as journal:
+        with JsonlStore(tmp_path / "j.jsonl", {}) as journal:
             assert sorted(r["batch"] for r in journal.records()) == [0, 1]
         assert sorted(os.listdir(tmp_path)) == ["j.1.jsonl", "j.jsonl"]
 
 
-class TestLedger:
+class TestRunner:
     def test_known_batches_are_not_made_again_and_gaps_are_filled(self, tmp_path: Path) -> None:
         def made(number: int) -> dict:
             calls.append(number)
@@ -257,17 +261,15 @@ class TestLedger:
 
         calls: list[int] = []
         for number in (2, 0):
-            with Journal(tmp_path / "j.jsonl", {}) as journal:
+            with JsonlStore(tmp_path / "j.jsonl", {}) as journal:
                 journal.append(
                     {"stage": "s", "batch": number, "images": 2, "seconds": 0, **made(number)}
                 )
         calls.clear()
-        seen: list[int] = []
-        with Journal(tmp_path / "j.jsonl", {}) as journal:
-            done = Ledger(store=journal).each("s", [2, 2, 2, 1], made, seen.append)
+        with JsonlStore(tmp_path / "j.jsonl", {}) as journal:
+            done = BatchRunner(store=journal).each("s", [2, 2, 2, 1], made, PLAIN)
         assert calls == [1, 3]
-        assert seen == [2, 1]
-        assert [record["value"] for record in done.records] == [0, 1 / 3, 2 / 3, 1]
+        assert [record["value"] for record in done.values] == [0, 1 / 3, 2 / 3, 1]
 
     def test_an_interrupted_result_has_no_gaps(self) -> None:
         def made(number: int) -> dict:
@@ -276,17 +278,27 @@ class TestLedger:
             return {"value": number}
 
         late: list[int] = []
-        ledger = Ledger()
-        done = ledger.each("s", [1, 1, 1], made)
-        assert ([r["value"] for r in done.records], done.complete) == ([0], False)
+        runner = BatchRunner()
+        done = runner.each("s", [1, 1, 1], made, PLAIN)
+        assert ([r["value"] for r in done.values], done.complete) == ([0], False)
         late.append(1)
-        assert ledger.each("s", [1, 1, 1], made).complete
+        assert runner.each("s", [1, 1, 1], made, PLAIN).complete
 
-    def test_a_pilot_survives_json(self) -> None:
-        for kind in ({"grid": [0.0, 1 / 3, 1.0], "order": 3}, {"rtol": 1e-5, "atol": 1e-4}):
+    def test_results_stay_as_they_are_where_nothing_is_stored(self) -> None:
+        def refuse(value: object) -> dict:
+            raise AssertionError("neither stored nor sent: no need to convert")
+
+        value = object()
+        done = BatchRunner().each("s", [1], lambda number: value, Codec(refuse, refuse))
+        assert done.values == [value]
+
+    def test_a_calibration_survives_json(self) -> None:
+        adams = {"kind": "adams", "tolerance": 0.1, "steps": None, "order": 3}
+        for kind in (adams | {"grid": [0.0, 1 / 3, 1.0]}, {"kind": "dopri5", "tolerance": 1e-5}):
             fields = dict.fromkeys(
                 ("solver_mean", "solver_rms", "error_per_gap", "largest_gap"), 1 / 7
             )
             fields |= {"noise_variance": 0.1, "probe_variance": 0.2, "interaction": 0.3, "nfe": 9}
-            pilot = Pilot.from_json({**fields, "solver": kind})
-            assert Pilot.from_json(json.loads(json.dumps(pilot.to_json()))) == pilot
+            found = SolverCalibration.from_json({**fields, "solver": kind})
+            again = json.loads(json.dumps(found.to_json()))
+            assert SolverCalibration.from_json(again) == found

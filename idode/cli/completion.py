@@ -10,7 +10,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import idode
 from idode.cli.parsing import Parser, parser_of
 
 __all__ = ["SHELLS", "add_arguments", "run"]
@@ -110,11 +109,10 @@ def whole_parser() -> Parser:
 def known_words() -> dict[str, tuple[list[str], bool]]:
     """Names for arguments that are no closed list, and whether a file may stand there too."""
     from idode.data import FORMATS, PUBLISHED
+    from idode.runs import SHIPPED, pretrained
     from idode.runs.presets import PRESETS
 
-    # As idode.runs.run.pretrained, whose module imports torch.
-    shipped = sorted(p.name for p in Path(idode.__file__).with_name("pretrained").iterdir())
-    runs = [f"pretrained:{name}" for name in shipped], True
+    runs = [f"{SHIPPED}{name}" for name in pretrained()], True
     specs = [*PUBLISHED, *(f"{name}:" for name in FORMATS)], False
     return {
         "run": runs,

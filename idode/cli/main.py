@@ -59,10 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         from idode.errors import InputError, NumericalError
 
         if argv is None:  # not called from Python: the process is ours
-            from idode.cli.process import end_imports_on_interrupt, keep_freed_memory
+            from idode.cli.process import (
+                end_imports_on_interrupt,
+                keep_freed_memory,
+                spin_briefly,
+            )
 
             end_imports_on_interrupt()
             keep_freed_memory()
+            spin_briefly()
         if not words:
             overview().print_help()
             return 0
@@ -97,9 +102,20 @@ def chosen(words: Sequence[str]) -> str:
 
 def run(name: str, words: Sequence[str]) -> int:
     """Parse the arguments of a command and run it; the exit code."""
+    import warnings
+
     from idode.cli import COMMANDS
     from idode.cli.parsing import parser_of
+    from idode.errors import DataWarning
 
     args = parser_of(name).parse_args(words)
-    code: int = COMMANDS[name].run(args)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", DataWarning)
+        warnings.showwarning = _show_warning  # type: ignore[assignment]
+        code: int = COMMANDS[name].run(args)
     return code
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    """A warning as one line, without the place in the code that a user cannot know."""
+    print(f"warning: {message}", file=sys.stderr)

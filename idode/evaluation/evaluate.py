@@ -160,7 +160,8 @@ def evaluate(
                 results = _ode_values(model, images, settings, ways, table, runner)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(
-                    f"{kept.path} keeps the finished batches; re-run the command to resume"
+                    f"interrupted: {kept.path} keeps the finished batches; re-run the command to "
+                    "resume"
                 ) from None
         place, rank = str(world.device), world.rank
     return Evaluation(
