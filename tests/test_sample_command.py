@@ -134,6 +134,7 @@ class TestCommand:
         assert self.sample(run, tmp_path / "b.png", "--json", str(tmp_path / "a.png")) == 2
         assert not (tmp_path / "b.png").exists()
         assert (tmp_path / "a.png").read_text() == "mine"
+        capsys.readouterr()
         # A folder with anything else in it is not ours to write to.
         assert self.sample(run, tmp_path / "many", "--force") == 2
         assert "holds other files than samples" in self.refused(capsys)
