@@ -1,4 +1,6 @@
-"""What Fourier features at every noise level cost a solver: ``python benchmarks/fading.py``.
+"""Solver error of networks whose Fourier features do, or do not, fade with noise.
+
+    python benchmarks/fading.py
 
 The same weights with and without fading: log-likelihoods by Adams on equal steps, and how far
 they are from those with twice the steps. The shipped digits model was trained without.
@@ -14,13 +16,12 @@ import torch
 
 from idode.batches import IndexedBatches
 from idode.data import load
-from idode.likelihood.bits_per_dim import LikelihoodSettings
-from idode.likelihood.estimator import Task, dequantization_for
-from idode.likelihood.log_prob import log_prob
-from idode.likelihood.sde_bound import sde_bound
+from idode.evaluation.likelihood import sde_bound
+from idode.likelihood.estimator import LikelihoodSettings, LogWeightEstimator
+from idode.likelihood.log_prob import solve_log_prob
 from idode.nets.config import UNetConfig
 from idode.numerics import nats_to_bits
-from idode.ode.solvers import Adams, uniform_grid
+from idode.ode.adams import Adams
 from idode.runs.config import Config
 from idode.runs.run import Run, open_run
 
@@ -45,19 +46,19 @@ def main() -> None:
     parser.add_argument("--fades", type=float, nargs="*", default=[0.0, 0.15])
     args = parser.parse_args()
     run, test = open_run(args.run), load(args.data).test
-    settings = LikelihoodSettings()
     print("fade  SDE bound  ODE  " + "  ".join(f"{n} steps" for n in STEPS[:-1]))
     for fade in args.fades:
-        model = faded(run, fade).model(torch.device("cpu"))
-        bound = sde_bound(model, test[: args.bound_images], device="cpu").mean
-        task = Task(model, settings, dequantization_for(model, settings, None), torch.float32)
-        pixels, indices = IndexedBatches(test[: args.images], args.images, 0, "cpu").part(0)
-        x, weight = task.state(pixels, indices, 0)
-        probes = task.probes(x, indices, 0, 1)
+        model = faded(run, fade).model()
+        bound = sde_bound(model, test[: args.bound_images]).mean
+        estimator = LogWeightEstimator(model, LikelihoodSettings().for_model(model))
+        batch = IndexedBatches(test[: args.images], args.images).batch(0)
+        x, weight = estimator.states(batch.values, batch.indices, 0)
+        probes = estimator.probes(x, batch.indices, 0, 1)
+        start = estimator.dequantization.gamma(model)
         values = []
         for steps in STEPS:
-            solver = Adams(uniform_grid(steps))
-            found = log_prob(model, x, start=task.bridge.gamma, solver=solver, probes=probes)
+            with torch.no_grad():
+                found = solve_log_prob(model, x, Adams(steps=steps), probes=probes, start=start)
             values.append(-nats_to_bits(found.log_p + weight, x[0].numel()))
         errors = [float((a - b).square().mean().sqrt()) for a, b in itertools.pairwise(values)]
         shown = "  ".join(f"{error:8.4f}" for error in errors)

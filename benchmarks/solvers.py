@@ -21,57 +21,56 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from idode.data import load
-from idode.likelihood.bits_per_dim import LikelihoodSettings
 from idode.likelihood.calibration import PILOT
-from idode.likelihood.estimator import Task, dequantization_for
-from idode.likelihood.log_prob import log_prob, ode_field, prior_log_prob
+from idode.likelihood.estimator import LikelihoodSettings, LogWeightEstimator
+from idode.likelihood.log_prob import DensityField, prior_log_prob, solve_log_prob
 from idode.numerics import nats_to_bits
-from idode.ode.calibration import calibrate
-from idode.ode.solvers import RK4, Adams, Dopri5, Solver, uniform_grid
+from idode.ode.adams import Adams
+from idode.ode.solvers import RK4, Dopri5, Solver
 from idode.runs.run import open_run
 
 
-def solvers(task: Task, states: Tensor, probes: Tensor) -> dict[str, Solver]:
-    """Every solver of the picture; ours are calibrated on a pilot that is not scored."""
-    dim, model = states[0].numel(), task.model
-    field = ode_field(model, probes)
+def solvers(estimator: LogWeightEstimator, states: Tensor, probes: Tensor) -> dict[str, Solver]:
+    """All solvers of the picture; ours are calibrated on images that are not evaluated."""
+    dim, model = states[0].numel(), estimator.model
+    field, start = DensityField(model, probes), estimator.dequantization.gamma(model)
 
     def value(z: Tensor, integral: Tensor) -> Tensor:
         return -nats_to_bits(prior_log_prob(model, z) + integral, dim)
 
     chosen: dict[str, Solver] = {
-        f"dopri5 {tol:g}": Dopri5(tol, tol) for tol in (1e-3, 1e-4, 1e-5, 1e-6)
+        f"dopri5 {tol:g}": Dopri5(tol) for tol in (1e-3, 1e-4, 1e-5, 1e-6)
     }
     chosen |= {f"rk4 {n}": RK4(n) for n in (25, 50)}
     for tol in (0.02, 0.01, 0.005, 0.002):
-        tuned = calibrate(field, states, task.bridge.gamma, model.gamma_max, value, tol)
+        tuned = Adams(tol).calibrate(field, states, start, model.gamma_max, value)
         chosen[f"ours {tol:g}"] = tuned.solver
         print(f"calibrated for {tol:g}: {tuned.nfe} evaluations of {len(states)} pilot images")
     return chosen
 
 
+@torch.no_grad()
 def measure(run: str, images: int) -> dict[str, object]:
     """NFE, seconds and errors in bits/dim of each solver."""
     opened = open_run(run)
     model, data = opened.model(), load(opened.config.data or "digits")
     pixels = torch.from_numpy(np.array(data.test[: PILOT + images]))
-    settings = LikelihoodSettings()
-    task = Task(model, settings, dequantization_for(model, settings), torch.float32)
+    estimator = LogWeightEstimator(model, LikelihoodSettings().for_model(model))
     indices = range(len(pixels))
-    states, _ = task.state(pixels, indices, 0)
-    probes = task.probes(states, indices, 0, 1)
+    states, _ = estimator.states(pixels, indices, 0)
+    probes = estimator.probes(states, indices, 0, 1)
     assert probes is not None
-    chosen = solvers(task, states[:PILOT], probes[:, :PILOT])
+    chosen = solvers(estimator, states[:PILOT], probes[:, :PILOT])
     states, probes = states[PILOT:], probes[:, PILOT:]
     dim = states[0].numel()
 
     def bits(solver: Solver) -> tuple[Tensor, int, float]:
         began = time.perf_counter()
-        found = log_prob(model, states, solver=solver, probes=probes)
+        found = solve_log_prob(model, states, solver, probes=probes)
         return -nats_to_bits(found.log_p, dim), found.nfe, time.perf_counter() - began
 
-    truth = bits(Adams(uniform_grid(1200)))[0]
-    half = bits(Adams(uniform_grid(600)))[0]
+    truth = bits(Adams(steps=1200))[0]
+    half = bits(Adams(steps=600))[0]
     rows = []
     for name, solver in chosen.items():
         values, nfe, seconds = bits(solver)

@@ -15,6 +15,8 @@ import tiny
 import torch
 from forking import forks
 from scipy import stats
+from test_docs import fences
+from test_layers import ROOT
 
 from idode.cli.compare import tables
 from idode.cli.main import main
@@ -359,6 +361,12 @@ class TestPython:
         assert open_run(tmp_path / "o" / "idode-sp" / "seed-3").config.data == "memory"
         monkeypatch.setattr(Trainer, "train", None)
         assert compare(["idode-sp"], **given).to_json() == found.to_json()
+
+    def test_the_example_in_the_documentation_runs(self, tmp_path: Path, capsys, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (code,) = fences(ROOT / "docs" / "compare.md", "python")
+        exec(code, {})
+        assert "comparison/compare.html" in capsys.readouterr().out
 
     def test_bad_input_raises_the_sentence_of_the_program(self, spec, done: Path, capsys) -> None:
         for systems, more, words in (

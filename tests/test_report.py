@@ -16,6 +16,8 @@ import pytest
 import tiny
 import torch
 from PIL import Image
+from test_docs import fences
+from test_layers import ROOT
 
 from idode import LikelihoodSettings
 from idode.cli.main import main
@@ -497,6 +499,18 @@ class TestPython:
         assert found.page.exists()
         assert found.measurements is made.measurements
         assert str(made.measurements.identity) in str(found)
+
+    def test_the_example_in_the_documentation_runs(
+        self, made: Made, tmp_path: Path, capsys, monkeypatch
+    ) -> None:
+        monkeypatch.setattr(
+            "idode.studies.report.report.measure", lambda *args, **more: made.measurements
+        )
+        monkeypatch.chdir(tmp_path)
+        (code,) = fences(ROOT / "docs" / "report.md", "python")
+        exec(code, {})
+        assert (tmp_path / "report" / "report.html").exists()
+        assert str(made.measurements.likelihoods.test.mean) in capsys.readouterr().out
 
     def test_bad_input_raises_the_sentence_of_the_program(self, made: Made, capsys) -> None:
         run, out = made.path / "run", made.path / "out"

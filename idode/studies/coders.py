@@ -55,7 +55,7 @@ def coder_bits(pixels: Pixels) -> dict[str, float]:
     if importlib.util.find_spec("imagecodecs") is not None:
         coders["JPEG XL"] = _jpegxl
     n, channels, height, width = pixels.shape
-    # WebP allows 16383 rows: several sheets side by side would do, several files do as well.
+    # WebP allows 16383 rows: more images go into further files.
     rows = max(1, 16383 // height)
     sizes = dict.fromkeys(coders, 0)
     for start in range(0, n, rows):
