@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 from idode.errors import InputError, NumericalError
 
 if TYPE_CHECKING:
+    from idode.adapters.adapt import adapt
     from idode.codec.compress import compress, decompress
     from idode.diffusion.model import DiffusionODE
     from idode.diffusion.wrapping import wrap
     from idode.evaluation.evaluate import evaluate
     from idode.likelihood.estimator import LikelihoodSettings
+    from idode.likelihood.latents import decode, encode
     from idode.likelihood.log_prob import log_prob
     from idode.runs.importing import import_checkpoint
     from idode.runs.run import Run, load
@@ -32,9 +34,12 @@ LAZY = {  # public name: module
     "DiffusionODE": "idode.diffusion.model",
     "LikelihoodSettings": "idode.likelihood.estimator",
     "Run": "idode.runs.run",
+    "adapt": "idode.adapters.adapt",
     "compare": "idode.studies.comparison.compare",
     "compress": "idode.codec.compress",
     "decompress": "idode.codec.compress",
+    "decode": "idode.likelihood.latents",
+    "encode": "idode.likelihood.latents",
     "evaluate": "idode.evaluation.evaluate",
     "finetune": "idode.training.train",
     "fit_dequantizer": "idode.training.dequantizer",
@@ -54,9 +59,12 @@ __all__ = [
     "NumericalError",
     "Run",
     "__version__",
+    "adapt",
     "compare",
     "compress",
+    "decode",
     "decompress",
+    "encode",
     "evaluate",
     "finetune",
     "fit_dequantizer",

@@ -35,11 +35,11 @@ __all__ = [
 class Clock(abc.ABC):
     r"""A monotone map between :math:`\gamma` and a time; methods map ``(*)`` to ``(*)``.
 
-    ``reaches_both_ends`` says that a network on this clock has seen pure noise and clean data, so
-    that any stretch of gamma may be asked for.
+    ``reaches_data`` and ``reaches_noise`` say that a network on this clock has seen clean data or
+    pure noise, so that it may be asked for any gamma towards that end.
     """
 
-    reaches_both_ends = False
+    reaches_data = reaches_noise = False
 
     def known(self) -> tuple[float, float]:
         """The stretch of gamma a network on this clock can have been trained on."""
@@ -73,8 +73,19 @@ class GammaTime(Clock):
         return time
 
 
+@dataclass(frozen=True)
 class LogSNR(Clock):
-    r"""The logarithm of the signal-to-noise ratio, :math:`t = -\gamma`."""
+    r"""The logarithm of the signal-to-noise ratio, :math:`t = -\gamma`.
+
+    ``gamma_min`` and ``gamma_max`` are the ends of what the network was trained on, where known.
+    """
+
+    gamma_min: float = -math.inf
+    gamma_max: float = math.inf
+
+    def known(self) -> tuple[float, float]:
+        """Between the two ends."""
+        return self.gamma_min, self.gamma_max
 
     def time(self, gamma: Tensor) -> Tensor:
         """Minus gamma."""
@@ -112,7 +123,7 @@ class StraightTime(Clock):
     """
 
     data_at_one: bool = False
-    reaches_both_ends = True
+    reaches_data = reaches_noise = True
 
     def time(self, gamma: Tensor) -> Tensor:
         """Share of the straight way already gone."""
@@ -127,7 +138,7 @@ class StraightTime(Clock):
 class TrigonometricTime(Clock):
     r"""Stochastic Interpolants: :math:`\sigma/\alpha = \tan\frac{\pi t}2`."""
 
-    reaches_both_ends = True
+    reaches_data = reaches_noise = True
 
     def time(self, gamma: Tensor) -> Tensor:
         """Angle of the interpolant over a right angle."""

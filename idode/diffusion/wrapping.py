@@ -37,14 +37,14 @@ DATA_RANGES: dict[str, tuple[float, float] | None] = {
 
 # Largest KL divergence from the end of the path to the prior, nats for each dimension. Networks
 # that have seen pure noise can be asked for more of it at no risk.
-PRIOR_KL, PRIOR_KL_OF_FLOWS = 1e-5, 1e-7
-LEAST_NOISE = 16.0  # of clocks that reach clean data: sigma/alpha = e^-8 of the data's scale
+PRIOR_KL, PRIOR_KL_OF_FLOWS = 1e-5, 1e-8
+LEAST_NOISE = 22.0  # of clocks that reach clean data: sigma/alpha = e^-11 of the data's scale
 
 
 def default_start(clock: Clock, levels: int | None, data_scale: float, shift: float) -> float:
     r"""Where to start on the clock of a network.
 
-    By the three-sigma rule of the levels. For continuous data, noise of :math:`e^{-8}` of its
+    By the three-sigma rule of the levels. For continuous data, noise of :math:`e^{-11}` of its
     scale where the clock reaches clean data, else the least noise the network knows.
 
     Args:
@@ -56,7 +56,7 @@ def default_start(clock: Clock, levels: int | None, data_scale: float, shift: fl
     low = clock.known()[0] - shift
     if levels is not None:
         return max(low, start_gamma(levels))
-    if clock.reaches_both_ends:
+    if clock.reaches_data:
         return max(low, 2 * math.log(data_scale) - LEAST_NOISE)
     if low == -math.inf:
         raise InputError(
@@ -70,10 +70,10 @@ def default_end(clock: Clock, data_scale: float, shift: float) -> float:
     r"""Where to end on the clock of a network.
 
     Where the KL divergence from the noised data to the prior, at most
-    :math:`\frac12 e^{-\gamma}s^2`, is 1e-5 nats for each dimension, and 1e-7 for networks that
+    :math:`\frac12 e^{-\gamma}s^2`, is 1e-5 nats for each dimension, and 1e-8 for networks that
     were trained up to pure noise; but not beyond the clock.
     """
-    kl = PRIOR_KL_OF_FLOWS if clock.reaches_both_ends else PRIOR_KL
+    kl = PRIOR_KL_OF_FLOWS if clock.reaches_noise else PRIOR_KL
     return min(clock.known()[1] - shift, 2 * math.log(data_scale) - math.log(2 * kl))
 
 

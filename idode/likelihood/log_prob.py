@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 PILOT = 8  # states that a solver is calibrated on
-NATS = 4e-4  # default error for each root of a dimension of continuous data
+NATS = 2e-4  # default error for each root of a dimension of continuous data
 REPEATABLE = 1e-3  # relative difference of two calls that kernels may make, and dropout does not
 
 
@@ -171,7 +171,7 @@ def log_prob(
         clean: Whether ``x`` is clean data.
         start: Where on the clock states live; by default ``gamma_min``.
         solver: By default Adams steps, calibrated on the first states to 0.005 bits/dim; for
-            continuous data in few dimensions to 0.0004 nats times the root of their number.
+            continuous data in few dimensions to 0.0002 nats times the root of their number.
         n_probes: Hutchinson probes of the divergence; 0 is the exact one, which takes as many
             products as dimensions.
         generator: Of the probes.
