@@ -19,11 +19,13 @@ from idode.cli.parsing import (
     natural,
     positive,
 )
+from idode.errors import InputError
 from idode.likelihood import DEQUANTIZATIONS
 from idode.ode import PROBES, SOLVERS
 
 if TYPE_CHECKING:
-    from idode.evaluation.evaluate import Evaluation
+    from idode.evaluation.paired import PairedDifference
+    from idode.evaluation.result import Evaluation
     from idode.likelihood.estimator import LikelihoodSettings
 
 __all__ = ["add_arguments", "run"]
@@ -34,6 +36,10 @@ HEADER = ["bound", "K", "bits/dim", "±", "images", "noise", "probe", "solver", 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode evaluate``."""
     add_run_argument(parser)
+    parser.add_argument(
+        "other", nargs="?", metavar="RUN2",
+        help="a second model: print its difference to the first on the same images and noise",
+    )  # fmt: skip
     add_data_argument(parser)
     parser.add_argument("--split", choices=("test", "train"), help="part of the data set [test]")
     parser.add_argument(
@@ -57,7 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where finished batches are stored, to resume after an interruption "
         "[in RUN/evaluations]",
     )  # fmt: skip
-    add_json_arguments(parser)
+    parser.add_argument(
+        "--per-image", type=Path, metavar="FILE",
+        help="write index, bits/dim and error of each image, as FILE.csv or FILE.npz",
+    )  # fmt: skip
+    add_json_arguments(parser, replaces="FILE of --json and --per-image")
     add_quiet_argument(parser, but="the table")
 
 
@@ -111,34 +121,69 @@ def _add_settings_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry out ``idode evaluate``; the exit code."""
     from idode.cli.tables import check_different, check_output, write_json
-    from idode.evaluation.evaluate import evaluate
+    from idode.evaluation.paired import compare_models
+    from idode.evaluation.per_image import check_file, per_image, write_columns
 
-    check_output(args.json, args.force)
-    check_different({"--json": args.json, "--journal": args.journal})
-    given = {name: getattr(args, name) for name in ("split", "draws")}
-    found = evaluate(
-        args.run,
-        data=args.data,
-        limit=args.limit,
-        settings=_settings(args),
-        learned=args.dequantization == "learned",
-        table=args.bounds,
-        store=args.journal,
-        device=args.device,
-        progress=not args.quiet,
-        **{name: value for name, value in given.items() if value is not None},
-    )
-    if found.rank:
+    files = {"--json": args.json, "--journal": args.journal, "--per-image": args.per_image}
+    check_different(files)
+    for file in (args.json, args.per_image):
+        check_output(file, args.force)
+    if args.per_image is not None:
+        check_file(args.per_image)
+        _refuse(args, "--per-image", ["bounds"])
+    if args.other is not None:
+        _refuse(args, "a second model", ["bounds", "journal", "draws"])
+        pair = compare_models(args.run, args.other, **_arguments(args))
+        first, columns, values = pair.first, pair.columns, pair.to_json
+        complete = pair.first.complete and pair.second.complete
+    else:
+        first = _one(args)
+        columns, values, complete = lambda: per_image(first), first.to_json, first.complete
+    if first.rank:
         return 0
-    _print(found)
-    if not found.complete:
-        kept = f"{found.store} keeps the finished batches; re-run the command to resume"
+    if args.other is None:
+        _print(first)
+    else:
+        _print_pair(pair)
+    if not complete:
+        kept = f"{first.store} keeps the finished batches; re-run the command to resume"
         print(f"interrupted: {kept}", file=sys.stderr)
         return INTERRUPTED
+    # Only a finished result: another would be in the way of the command that resumes.
+    if args.per_image is not None:
+        write_columns(args.per_image, columns())
     if args.json is not None:
-        # Only a finished result: another would be in the way of the command that resumes.
-        write_json(args.json, found.to_json())
+        write_json(args.json, values())
     return 0
+
+
+def _refuse(args: argparse.Namespace, what: str, others: list[str]) -> None:
+    """Refuse options that do not go with another."""
+    for name in others:
+        if getattr(args, name):
+            raise InputError(f"--{name} does not go with {what}: leave one of them out")
+
+
+def _arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """What one evaluation and a comparison have in common, as keyword arguments."""
+    split = {} if args.split is None else {"split": args.split}
+    return {
+        "data": args.data,
+        "limit": args.limit,
+        "settings": _settings(args),
+        "learned": args.dequantization == "learned",
+        "device": args.device,
+        "progress": not args.quiet,
+        **split,
+    }
+
+
+def _one(args: argparse.Namespace) -> Evaluation:
+    from idode.evaluation.evaluate import evaluate
+
+    draws = {} if args.draws is None else {"draws": args.draws}
+    more = {"table": args.bounds, "store": args.journal, **draws}
+    return evaluate(args.run, **_arguments(args), **more)
 
 
 def _settings(args: argparse.Namespace) -> LikelihoodSettings:
@@ -192,5 +237,21 @@ def _print(found: Evaluation) -> None:
         "likely bias, all in bits/dim. s/img includes calibration of the solver, on "
         f"{found.device}."
     )
+    for low, high in [r.interval() for r in found.results if len(found.results) == 1]:
+        print(f"95% interval: {low:.4f} to {high:.4f} (Student's t)")
     for note in dict.fromkeys(note for r in found.results for note in r.notes):
+        print(f"note: {note}")
+
+
+def _print_pair(pair: PairedDifference) -> None:
+    _print(pair.first)
+    print()
+    _print(pair.second)
+    low, high = pair.interval()
+    print(
+        f"\n{pair.second.run} minus {pair.first.run}: {pair} on the same {len(pair.per_image)} "
+        f"images and noise\n95% interval: {low:+.4f} to {high:+.4f} (Student's t); correlation "
+        f"{pair.correlation:.3f}; unpaired, the error would be {pair.unpaired_error:.4f}"
+    )
+    for note in pair.notes:
         print(f"note: {note}")

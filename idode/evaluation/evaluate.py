@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +15,7 @@ from idode.data.prepared import Split
 from idode.diffusion.model import DiffusionODE
 from idode.errors import DataWarning, InputError
 from idode.evaluation.likelihood import bits_per_dim, bounds, sde_bound
+from idode.evaluation.result import Evaluation
 from idode.evaluation.run_store import open_store
 from idode.evaluation.runner import BatchRunner
 from idode.likelihood.bits_per_dim import BitsPerDim
@@ -34,64 +31,11 @@ from idode.likelihood.sde_bound import SDEBound
 from idode.progress import Stages
 from idode.runs.dequantizer_file import has_dequantizer, load_dequantizer
 from idode.runs.distributed import joined
-from idode.runs.run import Parent, Run, open_run
+from idode.runs.run import Run, open_run
 
-__all__ = ["IMPORTANCES", "Evaluation", "evaluate", "table_rows"]
+__all__ = ["IMPORTANCES", "evaluate", "table_rows"]
 
 IMPORTANCES = (1, 5, 20)  # the columns of the paper's table of bounds
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Bits/dim of a data set under a run."""
-
-    run: str
-    parent: Parent | None  # what a fine-tuned run started from
-    data: Identity
-    split: str
-    sde: SDEBound | None  # None for continuous data
-    results: tuple[BitsPerDim, ...]  # one, or the table of bounds
-    device: str
-    store: Path  # keeps finished batches: the same call resumes
-    rank: int = 0  # of this process; all have the same figures
-
-    @property
-    def images(self) -> int:
-        """Images that were evaluated."""
-        return len(self.results[0].per_image)
-
-    @property
-    def complete(self) -> bool:
-        """False when interrupted."""
-        return all(result.complete for result in self.results)
-
-    def __str__(self) -> str:
-        sde = [] if self.sde is None else [f"SDE bound {self.sde}"]
-        ode = [f"ODE {r.settings.to_json()['dequantization']['kind']} {r}" for r in self.results]
-        return "\n".join([*sde, *ode])
-
-    def to_json(self) -> dict[str, Any]:
-        """All figures as plain values."""
-        sde = self.sde
-        terms = ("standard_error", "monte_carlo_error", "reconstruction", "prior", "diffusion")
-        return {
-            "run": self.run,
-            "parent": None if self.parent is None else dataclasses.asdict(self.parent),
-            "data": self.data.to_json(),
-            "split": self.split,
-            "images": self.images,
-            "device": self.device,
-            "results": [_result_json(result) for result in self.results],
-        } | (
-            {}
-            if sde is None
-            else {
-                "sde_bound": {
-                    "bits_per_dim": sde.mean,
-                    **{name: getattr(sde, name) for name in terms},
-                }
-            }
-        )
 
 
 def evaluate(
@@ -270,26 +214,3 @@ def _ode_values(
         if not row[0].complete:
             break
     return results
-
-
-def _result_json(result: BitsPerDim) -> Mapping[str, Any]:
-    errors = dataclasses.asdict(result.errors)
-    return {
-        "bits_per_dim": result.mean,
-        "standard_error": result.standard_error,
-        "errors": {name: _or_none(value) for name, value in errors.items()},
-        "nfe": result.nfe,
-        "seconds": result.seconds,
-        "complete": result.complete,
-        "notes": list(result.notes),
-        "settings": result.settings.to_json(),
-        "per_image": result.per_image.tolist(),
-        "solver_error": [_or_none(v) for v in result.solver_error.tolist()],
-        "groups": result.groups,
-        "solver": result.calibration.to_json()["solver"],
-    }
-
-
-def _or_none(value: float) -> float | None:
-    """JSON has no NaN."""
-    return None if math.isnan(value) else value

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from idode.errors import InputError
 from idode.likelihood.calibration import SolverCalibration
 from idode.likelihood.estimator import BatchDraws, LikelihoodSettings
 from idode.likelihood.notes import early_end
 from idode.numerics import log_mean_exp, nats_to_bits
 from idode.ode.calibration import MOST_STEPS
 
-__all__ = ["BitsPerDim", "Errors", "bits_from_draws"]
+__all__ = ["BitsPerDim", "Errors", "bits_from_draws", "student_interval"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,32 @@ class Errors:
         )
 
 
+def student_interval(
+    mean: float, standard_error: float, degrees: float, level: float = 0.95
+) -> tuple[float, float]:
+    """Confidence interval by Student's t, which is wider than the normal one for few samples.
+
+    Without a degree of freedom the spread is unknown, and the interval infinite.
+
+    >>> [round(end, 3) for end in student_interval(1.0, 0.1, 7)]
+    [0.764, 1.236]
+
+    Args:
+        mean: The estimate.
+        standard_error: Its standard error.
+        degrees: Degrees of freedom of the standard error: samples minus what was fitted to them.
+        level: Share of such intervals that cover the truth.
+    """
+    from scipy.special import stdtrit
+
+    if not 0 < level < 1:
+        raise InputError(f"the level of an interval lies between 0 and 1, got {level}")
+    if degrees < 1:
+        return -math.inf, math.inf
+    reach = float(stdtrit(degrees, (1 + level) / 2)) * standard_error
+    return mean - reach, mean + reach
+
+
 @dataclass(frozen=True)
 class BitsPerDim:
     """A likelihood, what it cost and how far it can be trusted."""
@@ -53,6 +80,13 @@ class BitsPerDim:
     settings: LikelihoodSettings
     groups: int  # independent bounds averaged for an image: all its draws over K
     calibration: SolverCalibration  # pass it on to solve more images with the same solver
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """Confidence interval for the mean over all images of this kind, by Student's t.
+
+        A single image has no spread to tell the images' part from: its interval is infinite.
+        """
+        return student_interval(self.mean, self.standard_error, len(self.per_image) - 1, level)
 
     def __str__(self) -> str:
         return f"{self.mean:.4f} ± {self.standard_error:.4f} bits/dim"
