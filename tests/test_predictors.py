@@ -79,7 +79,9 @@ def test_unit_sigma_data_preconditioning_is_the_normalised_velocity_for_vp() -> 
     torch.testing.assert_close(edm.c_in(vp, gamma), torch.ones_like(gamma))
     torch.testing.assert_close(edm.c_skip(vp, gamma), vp.sigma(gamma))
     torch.testing.assert_close(edm.c_out(vp, gamma), vp.alpha(gamma))
-    for ours, theirs in zip(edm.line(vp, gamma), NORMALIZED_VELOCITY.line(vp, gamma), strict=True):
+    for ours, theirs in zip(
+        edm.coefficients(vp, gamma), NORMALIZED_VELOCITY.coefficients(vp, gamma), strict=True
+    ):
         # At gamma = -13.3 the slope is a small difference; 1e-9 of it is rounding.
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
 
