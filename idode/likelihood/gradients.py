@@ -29,7 +29,7 @@ from idode.ode.adams import Adams
 from idode.ode.quadrature import quadrature
 from idode.ode.solvers import Field, Solution, Solver
 
-__all__ = ["CheckpointedField", "solve_with_adjoint"]
+__all__ = ["CheckpointedField", "mirrored", "solve_with_adjoint"]
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,12 @@ def solve_with_adjoint(
     return Solution(z, integral, solver.nfe, gap)
 
 
+def mirrored(solver: Adams) -> Adams:
+    """The same nodes for the way back."""
+    grid = tuple(1 - u for u in reversed(solver.fractions))
+    return Adams(solver.tolerance, grid=grid, order=solver.order)
+
+
 class _Adjoint(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -141,9 +147,7 @@ class _Adjoint(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         (z,) = ctx.saved_tensors
         start, end = ctx.ends
-        solver = Adams(
-            grid=tuple(1 - u for u in reversed(ctx.solver.fractions)), order=ctx.solver.order
-        )
+        solver = mirrored(ctx.solver)
         field = _AdjointField(ctx.owner, dintegral, z.shape, solver.nodes(end, start))
         both = torch.cat([z.flatten(1), dz.flatten(1)], dim=1)
         with torch.no_grad():

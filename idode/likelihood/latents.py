@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from idode.diffusion.model import Condition, DiffusionODE
+from idode.likelihood.gradients import mirrored
 from idode.likelihood.log_prob import PILOT, DensityField, PathField, check_repeatable
 from idode.ode.adams import Adams
 from idode.ode.divergence import Rademacher
@@ -29,6 +30,7 @@ class Mapped:
     round_trip_error: Tensor  # (B,) root mean square distance, after going back, from the input
     nfe: int  # evaluations for one way
     solver: Solver  # with its steps, to go the same way again
+    way_back: Solver  # on the same nodes
 
 
 def encode(
@@ -78,14 +80,15 @@ def _mapped(
 ) -> Mapped:
     start, end = (model.gamma_min, model.gamma_max)[:: 1 if forward else -1]
     chosen = solver or _calibrated(model, x.detach(), condition, tolerance, start, end)
+    way_back = mirrored(chosen) if isinstance(chosen, Adams) else chosen
     field = PathField(model, condition)
     there = chosen.solve(field, x, start, end)
     error = torch.full((len(x),), math.nan, dtype=torch.float64)
     if check:
         with torch.no_grad():
-            back = chosen.solve(field, there.x.detach(), end, start).x
+            back = way_back.solve(field, there.x.detach(), end, start).x
         error = (back - x.detach()).double().flatten(1).square().mean(1).sqrt()
-    return Mapped(there.x, error, there.nfe, chosen)
+    return Mapped(there.x, error, there.nfe, chosen, way_back)
 
 
 @torch.no_grad()

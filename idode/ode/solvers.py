@@ -158,7 +158,7 @@ class Dopri5(Solver):
         def augmented(gamma: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
             nonlocal calls
             calls += 1
-            v, rates = evaluate_field(field, state[0].to(x.dtype), float(gamma))
+            v, rates = evaluate_field(field, state[0].to(x.dtype), float(gamma.detach()))
             return v.double(), rates
 
         ends = torch.tensor([start, end], dtype=torch.float64, device=x.device)
