@@ -115,7 +115,6 @@ def bounds(
     settings = dataclasses.replace(settings or LikelihoodSettings(), n_importance=most)
     estimator = LogWeightEstimator(model, settings.for_model(model), dtype)
     settings, runner = estimator.settings, runner or BatchRunner()
-    name = estimator.dequantization.name
     batches = IndexedBatches(
         data, settings.batch_size, first_index, model.device, dict(condition or {})
     )
@@ -126,22 +125,12 @@ def bounds(
     }
     seconds = 0.0
     if calibration is None:
-        pilot = dataclasses.replace(batches, size=PILOT).batch(0)
-        found: tuple[SolverCalibration, float] = runner.once(
-            f"calibrating {name}",
-            len(pilot.indices),
-            lambda tick: calibrate_solver(estimator, pilot, tick),
-            CALIBRATION,
-            fingerprint(depends),
-        )
-        calibration, seconds = found
-
+        calibration, seconds = _calibrated(estimator, batches, runner, fingerprint(depends))
     solver, largest_gap = calibration.solver, calibration.largest_gap
-
     # Of the calibration only what a solve depends on: its errors may be better known later.
     depends["solver"] = [SOLVERS.to_json(solver), largest_gap]
     done = runner.each(
-        f"ODE {name}",
+        f"ODE {estimator.dequantization.name}",
         batches.sizes,
         lambda number: estimator.draws(batches.batch(number), solver, largest_gap),
         DRAWS,
@@ -163,6 +152,20 @@ def bounds(
         )
         for k in importances
     ]
+
+
+def _calibrated(
+    estimator: LogWeightEstimator, batches: IndexedBatches, runner: BatchRunner, given: str
+) -> tuple[SolverCalibration, float]:
+    """The solver calibrated on the first images, by one process for all; and its seconds."""
+    pilot = dataclasses.replace(batches, size=PILOT).batch(0)
+    return runner.once(
+        f"calibrating {estimator.dequantization.name}",
+        len(pilot.indices),
+        lambda tick: calibrate_solver(estimator, pilot, tick),
+        CALIBRATION,
+        given,
+    )
 
 
 def sde_bound(
