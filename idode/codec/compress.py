@@ -28,7 +28,7 @@ from idode.codec.files import of_array, of_input
 from idode.codec.tables import Tables
 from idode.errors import InputError
 from idode.progress import LateBar
-from idode.storage import replace, write_atomically
+from idode.storage import replacing, write_atomically
 
 __all__ = [
     "compress",
@@ -161,17 +161,13 @@ def compress_files(
         }  # fmt: skip
         if out is None:
             return write_archive(file, contents, opened, **settings)
-        temporary = out.with_name(f".{out.name}.tmp")
         try:
-            with temporary.open("wb") as target:
+            with replacing(out) as target:
                 summary = write_archive(target, contents, opened, **settings)
-            replace(temporary, out)
         except OSError as error:
             raise InputError(
                 f"cannot write {out} ({error.strerror}): choose another place"
             ) from None
-        finally:
-            temporary.unlink(missing_ok=True)
     return summary
 
 

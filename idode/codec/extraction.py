@@ -120,18 +120,16 @@ class Archive:
         if any(self._groups[g].modelled for g, _ in needed):
             scheme = check_header(self.header, model(), self.name)
         decoded = run_jobs((self._job(g, b, scheme) for g, b in needed), jobs, progress)
-        order, blocks = iter(needed), {}
+        last = {key: i for i, e in enumerate(entries) for key in self._needed([e])}
+        blocks: dict[tuple[int, int], NDArray[np.uint8]] = {}
+        order = iter(needed)
         try:
-            for entry in entries:
+            for i, entry in enumerate(entries):
                 mine = self._needed([entry])
                 while any(key not in blocks for key in mine):
-                    key = next(order)
-                    blocks[key] = next(decoded)
+                    blocks[next(order)] = next(decoded)
                 yield entry, self._bytes(entry, [blocks[key] for key in mine])
-                for key in [
-                    k for k in blocks if k < min(mine, default=(0, 0)) and k[0] == entry.group
-                ]:
-                    del blocks[key]
+                blocks = {key: images for key, images in blocks.items() if last[key] > i}
         except DamagedError as error:
             raise self._reader.damaged(str(error)) from None
 
@@ -167,6 +165,8 @@ class Archive:
 
     def _job(self, g: int, b: int, scheme: Scheme | None) -> Decode:
         group = self._groups[g]
+        if group.modelled and scheme is not None and scheme.denoiser.shape != group.shape:
+            raise DamagedError("its index has images of another shape than the model's")
         data = self._reader.section(BLOCKS, group.blocks[b])
         count = min(group.block, group.count - b * group.block)
         return Decode(scheme if group.modelled else None, data, count, group.shape)
@@ -204,7 +204,12 @@ class Archive:
         recipe = value["recipe"]
         if not all(type(n) is int and n >= 0 for n in (group, first, count, recipe)):
             raise DamagedError("its index has an impossible place of a file")
-        if recipe >= len(self._recipes) or count < 1 or first + count > self._groups[group].count:
+        if (
+            group >= len(self._groups)
+            or recipe >= len(self._recipes)
+            or count < 1
+            or first + count > self._groups[group].count
+        ):
             raise DamagedError("its index has an impossible place of a file")
         return Entry(
             name, None, 0, "", group, first, count, recipe, value.get("exact", True) is True

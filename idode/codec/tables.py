@@ -57,7 +57,7 @@ class Tables:
 
     def save(self, file: Path) -> None:
         """Write the file whole or not at all."""
-        from idode.runs.run import save_tensors
+        from idode.runs.tensor_file import save_tensors
 
         names = ("gamma", "error", "edges", "share", "pixel_spread", "pixel_nats", "power")
         tensors = {name: torch.from_numpy(getattr(self, name)) for name in names}
