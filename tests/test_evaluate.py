@@ -95,7 +95,7 @@ def test_the_table_of_bounds_has_nine_cells(run: Path, tmp_path: Path) -> None:
         (["RUN", "--start", "9"], "the start must lie on the model's clock"),
         (["RUN", "--dequantization", "none"], "is for continuous data"),
         (["RUN", "--batch-size", "0"], "--batch-size: must be at least 1, got 0"),
-        (["RUN", "--device", "toaster"], "--device toaster cannot be used"),
+        (["RUN", "--device", "toaster"], "device toaster cannot be used"),
     ],
 )
 def test_bad_input_is_one_sentence_before_any_bar_or_network(

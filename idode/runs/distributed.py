@@ -99,9 +99,9 @@ def best_device(name: torch.device | str | None = None) -> torch.device:
         reason = str(error).splitlines()[0].removesuffix(".")
         unknown = "Expected one of" in reason  # and a list of twenty kinds of device
         why = "there is no such kind" if unknown else reason
-        raise InputError(f"--device {name} cannot be used ({why}): use {there}") from None
+        raise InputError(f"device {name} cannot be used ({why}): use {there}") from None
     if device.type == "meta":
-        raise InputError("--device meta cannot be used (it holds no numbers): use cpu or cuda")
+        raise InputError("device meta cannot be used (it holds no numbers): use cpu or cuda")
     return device
 
 
