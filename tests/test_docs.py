@@ -6,10 +6,18 @@ import ast
 import importlib
 import operator
 import re
+import sys
+import types
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from test_layers import LAYERS, PACKAGE, ROOT
+
+import idode
+from idode.ode.adams import Adams
+from idode.registry import Registry
 
 MATH, DESIGN = ROOT / "docs" / "math.md", ROOT / "docs" / "design.md"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -94,25 +102,178 @@ class TestDesign:
     def test_the_table_of_layers_is_the_one_that_is_enforced(self) -> None:
         rows = re.findall(r"^\| (\d+) \| (.*?) \|", prose(DESIGN), re.MULTILINE)
         assert [int(rank) for rank, _ in rows] == list(range(len(LAYERS)))
-        assert [tuple(re.findall(r"`(\w+)`", units)) for _, units in rows] == LAYERS
+        assert [tuple(re.findall(r"`(\w+)`", rooms)) for _, rooms in rows] == LAYERS
 
 
-@pytest.mark.parametrize(
-    ("page", "number"),
-    [(page, i) for page in (MATH, DESIGN) for i in range(len(fences(page, "python")))],
-    ids=lambda value: value.stem if isinstance(value, Path) else str(value),
-)
-def test_an_example_of_the_documentation_runs_by_itself(page: Path, number: int) -> None:
-    code = fences(page, "python")[number]
-    compiled = compile(code, f"{page.name}, example {number}", "exec", dont_inherit=True)
-    exec(compiled, {"__name__": "example"})
+WALK = re.compile(r"^\d+\. `(idode/[\w/]+\.py): ([\w.]+)`", re.MULTILINE)
+
+
+def walk(title: str) -> list[tuple[str, str]]:
+    """File and function of every step."""
+    _, _, text = DESIGN.read_text("utf-8").partition(f"### {title}\n")
+    return WALK.findall(text.partition("\n#")[0])
+
+
+class Profile:
+    """Functions of the package in the order in which they are called, by all threads but one."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+
+    def __call__(self, frame: types.FrameType, event: str, argument: object) -> None:
+        path = frame.f_code.co_filename
+        if event == "call" and path.startswith(str(PACKAGE)):
+            self.calls.append((Path(path).relative_to(ROOT).as_posix(), frame.f_code.co_qualname))
+
+    def __enter__(self) -> Profile:
+        sys.setprofile(self)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        sys.setprofile(None)
+
+    def missed(self, steps: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Steps that are not called after the step before them."""
+        calls = iter(self.calls)
+        return [step for step in steps if step not in calls]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="code has no qualified names yet")
+class TestWalks:
+    def test_an_image_takes_the_way_to_the_network_and_back(self) -> None:
+        model, pixels = (
+            idode.load("pretrained:digits", device="cpu"),
+            np.zeros((2, 1, 8, 8), np.uint8),
+        )
+        settings = idode.LikelihoodSettings(solver=Adams(tolerance=1.0))
+        with Profile() as profile:
+            model.bits_per_dim(pixels, settings)
+        steps = walk("One image from `model.bits_per_dim` to the network and back")
+        assert len(steps) > 15
+        assert profile.missed(steps) == []
+
+    def test_a_batch_takes_the_way_to_a_checkpoint(self, tmp_path: Path) -> None:
+        few = ["net.width=8", "net.depth=1", "net.groups=2", "train.evaluate_count=8"]
+        with Profile() as profile:
+            idode.train("digits", out=tmp_path / "run", steps=1, settings=few, progress=False)
+        steps = walk("One batch from `idode.train` to a checkpoint")
+        assert len(steps) > 15
+        assert profile.missed(steps) == []
+
+
+# Pages whose examples are run by the tests of what they describe.
+RUN_ELSEWHERE = {
+    "README.md": "test_readme.py",
+    "docs/compare.md": "test_compare.py",
+    "docs/data.md": "test_data_formats.py",
+    "docs/report.md": "test_report.py",
+}
+# What an example says, and what is run in its place so that it takes seconds: each must be there.
+SHORTER = {
+    "docs/training.md": {"steps=700": "steps=4", "steps=60": "steps=2", "steps=20": "steps=2"},
+}
+
+
+def named_file(code: str) -> str | None:
+    """The file of the package that an example says it is."""
+    found = re.match(r"# (idode/[\w/]+\.py)\n", code)
+    return None if found is None else found[1]
+
+
+class Page:
+    """Runs the examples of a section in the order they are read.
+
+    A block that begins with the name of a file becomes that module; lines for a table, which
+    begin with ``# FILE: TABLE``, are added to it; other blocks share their names.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.patch, self.names, self.modules = monkeypatch, {"__name__": "example"}, {}
+
+    def run(self, code: str, where: str) -> None:
+        table = re.match(r"# (idode/[\w/]+\.py): (\w+)\n", code)
+        file = named_file(code)
+        if table is not None:
+            self.add(table[1], table[2], code)
+        elif file is not None:
+            self.load(file, code, where)
+        else:
+            exec(compile(code, where, "exec", dont_inherit=True), self.names)
+
+    def load(self, file: str, code: str, where: str) -> None:
+        assert not (ROOT / file).exists(), f"{file} is there already: choose another example"
+        name = file.removesuffix(".py").replace("/", ".")
+        module = types.ModuleType(name)
+        self.patch.setitem(sys.modules, name, module)
+        exec(compile(code, where, "exec", dont_inherit=True), vars(module))
+        self.modules.update({k: v for k, v in vars(module).items() if not k.startswith("__")})
+
+    def add(self, file: str, table: str, code: str) -> None:
+        module = importlib.import_module(
+            file.removesuffix("/__init__.py").removesuffix(".py").replace("/", ".")
+        )
+        members = eval(f"{{{code}}}", {**vars(module), **self.modules})
+        known = getattr(module, table)
+        for name, member in members.items():
+            assert name not in known
+            if isinstance(known, Registry):
+                place, text = member if isinstance(member, tuple) else (member, "")
+                self.patch.setitem(known._members, name, place)
+                self.patch.setitem(known.summaries, name, text)
+            else:
+                self.patch.setitem(known, name, member)
+
+
+def sections(page: Path) -> dict[str, list[str]]:
+    """Headings with examples below them, and those examples."""
+    found: dict[str, list[str]] = {}
+    title = ""
+    for heading, language, body in re.findall(
+        rf"^#+ ([^\n]+)$|{FENCE.pattern}", page.read_text("utf-8"), FENCE.flags
+    ):
+        title = heading or title
+        if language in ("python", "py"):
+            found.setdefault(title, []).append(body)
+    return found
+
+
+def examples() -> list[tuple[str, str]]:
+    """Pages and sections with examples to run here."""
+    names = [page.relative_to(ROOT).as_posix() for page in PAGES]
+    return [(n, s) for n in names if n not in RUN_ELSEWHERE for s in sections(ROOT / n)]
+
+
+@pytest.mark.parametrize(("name", "section"), examples(), ids=lambda text: text)
+def test_examples_of_the_documentation_run(
+    name: str, section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("IDODE_DATA", str(tmp_path / "data"))
+    page = Page(monkeypatch)
+    with torch.random.fork_rng():
+        for number, code in enumerate(sections(ROOT / name)[section]):
+            for words, fewer in SHORTER.get(name, {}).items():
+                code = code.replace(words, fewer)
+            page.run(code, f"{name}, {section}, example {number}")
+
+
+def test_shorter_settings_and_other_tests_of_examples_are_there() -> None:
+    for name, words in SHORTER.items():
+        assert [w for w in words if w not in (ROOT / name).read_text("utf-8")] == []
+    for name, test in RUN_ELSEWHERE.items():
+        text = (ROOT / "tests" / test).read_text("utf-8")
+        assert Path(name).name in text
+        assert "exec(" in text
 
 
 @every_page
 def test_python_on_every_page_parses_and_imports_only_what_exists(page: Path) -> None:
-    for code in fences(page, "python", "py"):
+    new = {named_file(code) for code in fences(page, "python")}  # files that examples write
+    for code in fences(page, "python"):
         for node in ast.walk(ast.parse(code)):
             module = getattr(node, "module", None) or ""
+            if module.replace(".", "/") + ".py" in new:
+                continue
             if isinstance(node, ast.ImportFrom) and module.partition(".")[0] == "idode":
                 for alias in node.names:
                     found = importlib.import_module(module)
@@ -123,7 +284,8 @@ def test_python_on_every_page_parses_and_imports_only_what_exists(page: Path) ->
 @every_page
 def test_files_and_links_on_every_page_exist(page: Path) -> None:
     text = page.read_text("utf-8")
-    assert {name for name in FILE.findall(text) if not (ROOT / name).exists()} == set()
+    new = {named_file(code) for code in fences(page, "python")}
+    assert {n for n in FILE.findall(text) if not (ROOT / n).exists() and n not in new} == set()
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if re.match(r"[a-z]+:", target):
             continue
