@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import IO
 
 import pytest
 import tiny
@@ -138,11 +139,11 @@ def test_weights_of_another_network_are_refused(run: Run) -> None:
 def test_a_failed_write_leaves_the_old_model(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (run.path / "model.safetensors").read_bytes()
 
-    def full(tensors: object, path: Path, described: object) -> None:
-        path.write_bytes(b"half")
+    def full(file: IO[bytes], tensors: object, described: object) -> None:
+        file.write(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("idode.runs.run.save_file", full)
+    monkeypatch.setattr("idode.runs.tensor_file.write_tensors", full)
     with pytest.raises(InputError, match="No space left"):
         save_model(run.path, {"x": torch.zeros(1)})
     assert (run.path / "model.safetensors").read_bytes() == before

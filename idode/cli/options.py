@@ -72,7 +72,9 @@ def print_summary(run: Run, seconds: float) -> None:
     """What was trained; only rank 0 of several processes prints."""
     if os.environ.get("RANK", "0") != "0":
         return
-    lines = (json.loads(line) for line in run.metrics.read_text().splitlines())
+    from idode.training.metrics import read_metrics
+
+    lines = read_metrics(run.metrics)
     held_out = [line["held_out"] for line in lines if "held_out" in line][-1:]
     value = "".join(f", held-out {found:.4f} bits/dim" for found in held_out)
     print(f"{run.path}: {run.config.train.steps} steps, {seconds:.0f} s{value}\n{run.identity}")

@@ -6,7 +6,6 @@ pickled dict whose ``data`` is (10000, 3072) in the same order. Labels are not r
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ def batch(member: Member) -> NDArray[np.uint8]:
     """The images of one batch file of either layout."""
     data = member.read(MAX_BATCH_BYTES)
     if not member.name.endswith(".bin"):
-        return planes(unpickle(io.BytesIO(data), member.name).get("data"), member.name)
+        return planes(unpickle(data, member.name).get("data"), member.name)
     if not data or len(data) % (1 + DIM):
         raise InputError(
             f"{member.name} has {len(data)} bytes, not a multiple of {1 + DIM}: get it again"

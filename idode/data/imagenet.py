@@ -7,6 +7,7 @@ scaled down, hence easier. Both are streamed, one batch in memory at most.
 
 from __future__ import annotations
 
+import mmap
 import tempfile
 from itertools import islice
 from pathlib import Path
@@ -36,15 +37,20 @@ def batch(member: Member, split: SplitName) -> Chunks:
             f"{member.name} declares {member.size} bytes where at most {MAX_BATCH_BYTES} can be "
             "right: get the official file"
         )
+    if not member.size:
+        raise InputError(f"{member.name} is empty: get the official file")
     with tempfile.TemporaryFile() as file:
         for start in range(0, member.size, BLOCK_BYTES):
             file.write(member.take(min(BLOCK_BYTES, member.size - start)))
+        file.flush()
         file.seek(0)
         if member.name.endswith(".npz"):
             for rows in npz_rows(file, member.name, "data"):
                 yield split, planes(rows, member.name)
         else:
-            images = planes(unpickle(file, member.name).get("data"), member.name)
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+                found = unpickle(mapped, member.name).get("data")
+            images = planes(found, member.name)
             for start in range(0, len(images), CHUNK_ROWS):
                 yield split, images[start : start + CHUNK_ROWS]
 

@@ -17,7 +17,8 @@ from safetensors import SafetensorError, safe_open
 from idode.errors import InputError, choose
 from idode.likelihood.learned_dequantization import BASES, Learned
 from idode.nets.bin_flow import BinFlow, BinFlowConfig
-from idode.runs.run import MODEL, Run, save_tensors, shell_command
+from idode.runs.run import MODEL, Run, shell_command
+from idode.runs.tensor_file import save_tensors
 from idode.storage import checksum
 
 __all__ = [

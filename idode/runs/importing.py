@@ -12,7 +12,7 @@ from idode.nets.flax_format import read
 from idode.nets.unet import UNet
 from idode.nets.vdm_weights import infer_config, learned_gamma_range, to_state_dict
 from idode.runs.config import Config, ModelConfig, fit
-from idode.runs.folder import claim, clear
+from idode.runs.folder import claim, writing_run
 from idode.runs.run import Run, diffusion_ode, save_model
 
 __all__ = ["import_checkpoint"]
@@ -80,8 +80,8 @@ def import_checkpoint(
                 f"{found.identity.name} is of shape {found.shape} with {found.levels}: give its "
                 "own data"
             )
-    clear(out)
     run = Run(out, config, None if found is None else found.identity)
-    run.write_config()
-    save_model(out, weights)
+    with writing_run(out, force=force):
+        run.write_config()
+        save_model(out, weights)
     return run

@@ -16,13 +16,14 @@ from __future__ import annotations
 import copy
 import json
 import shlex
+import types
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from idode import __version__
@@ -40,7 +41,8 @@ from idode.nets.unet import UNet
 from idode.runs import SHIPPED, pretrained
 from idode.runs.config import Config, from_json, to_json
 from idode.runs.distributed import best_device
-from idode.storage import checksum, replace, write_atomically
+from idode.runs.tensor_file import save_tensors
+from idode.storage import checksum, read_json, write_atomically
 
 __all__ = [
     "Parent",
@@ -51,7 +53,6 @@ __all__ = [
     "load",
     "open_run",
     "save_model",
-    "save_tensors",
     "shell_command",
 ]
 
@@ -116,6 +117,12 @@ class Parent:
     def __str__(self) -> str:
         after = "" if self.step is None else f" after step {self.step}"
         return f"{self.run}{after} ({self.sha256[:12]})"
+
+    @property
+    def valid(self) -> bool:
+        """Whether each value is of its type, as a file may hold any."""
+        known = type(self.step) in (int, types.NoneType)
+        return isinstance(self.run, str) and isinstance(self.sha256, str) and known
 
     def has(self, run: Run) -> bool:
         """Whether the model of a run is this one."""
@@ -246,7 +253,7 @@ def shell_command(*words: str | Path) -> str:
 def holds_run(path: Path) -> bool:
     """Whether a folder has the configuration of a run; many programs have a ``config.json``."""
     try:
-        value = json.loads((path / CONFIG).read_text())
+        value = read_json(path / CONFIG)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError) as error:
@@ -285,13 +292,17 @@ def open_run(path: Run | Path | str) -> Run:
     if not path.is_dir():
         raise InputError(f"there is no run folder {path}: check the path")
     try:
-        value = json.loads((path / CONFIG).read_text())
+        value = read_json(path / CONFIG)
         if not isinstance(value, dict):
             raise TypeError("it is no table of names")
         found = value["format"]
         config, data = value["config"], value["data"]
+        if not isinstance(config, dict) or not isinstance(data, dict | None):
+            raise TypeError("it holds other values than idode writes")
         parent = value.get("parent")  # which earlier versions did not write
         origin = None if parent is None else Parent(**parent)
+        if origin is not None and not origin.valid:
+            raise TypeError("its parent is no run")
     except FileNotFoundError:
         raise InputError(f"{path} has no {CONFIG}: it is not the folder of a run") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -309,23 +320,6 @@ def open_run(path: Run | Path | str) -> Run:
 def save_model(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Write ``model.safetensors`` of the run at ``path`` in one atomic step."""
     save_tensors(path / MODEL, weights)
-
-
-def save_tensors(
-    file: Path, tensors: Mapping[str, Tensor], described: dict[str, str] | None = None
-) -> None:
-    """Write a safetensors file in one atomic step, with what it says of itself."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    try:
-        save_file(plain, temporary, described)
-        temporary.chmod(0o644)  # as its neighbours, so that a run can be shared
-        replace(temporary, file)
-    except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
-        raise InputError(
-            f"cannot write {file} ({error}): make room and give the command again"
-        ) from None
 
 
 def _fits(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name: str) -> bool:

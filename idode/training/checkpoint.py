@@ -12,23 +12,33 @@ folder called ``step-...`` is complete; the checksum catches what the disk does 
 from __future__ import annotations
 
 import json
-import os
+import re
 import shutil
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from idode.errors import InputError
 from idode.runs.run import CHECKPOINT
-from idode.storage import checksum, sync_folder, write_atomically
+from idode.runs.tensor_file import write_tensors
+from idode.storage import (
+    checksum,
+    read_json,
+    remove,
+    replacing,
+    sync_folder,
+    write_atomically,
+)
 
-__all__ = ["Manifest", "load_latest", "save", "steps", "unshared"]
+__all__ = ["Manifest", "load_latest", "save", "steps"]
 
 STATE, MANIFEST = "state.safetensors", "manifest.json"
+NUMBER = "[0-9]{9,18}"
 UNFINISHED, REPLACED = ".new-", ".old-"
 
 
@@ -52,12 +62,8 @@ def save(
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder)
         unfinished.mkdir()
-        save_file(
-            unshared({name: x.detach().cpu().contiguous() for name, x in tensors.items()}),
-            unfinished / STATE,
-        )
-        with (unfinished / STATE).open("rb") as file:
-            os.fsync(file.fileno())
+        with replacing(unfinished / STATE) as file:
+            write_tensors(file, tensors)
         size = (unfinished / STATE).stat().st_size
         manifest = Manifest(step, held_out, checksum(unfinished / STATE), size)
         write_atomically(unfinished / MANIFEST, json.dumps(asdict(manifest)) + "\n")
@@ -66,7 +72,7 @@ def save(
         unfinished.rename(final)
         sync_folder(folder)
         prune(folder, keep)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         last = max(steps(folder), default=None)
         kept = "there is no earlier one" if last is None else f"that of step {last} is intact"
@@ -75,17 +81,6 @@ def save(
             "room, then resume"
         ) from None
     return final
-
-
-def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that share no memory, as the file format needs: tied weights are copied."""
-    seen: set[int] = set()
-    found = {}
-    for name, x in tensors.items():
-        place = x.untyped_storage().data_ptr()
-        found[name] = x.clone() if place in seen else x
-        seen.add(place)
-    return found
 
 
 def load_latest(
@@ -109,19 +104,23 @@ def steps(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
     numbers = (p.name.removeprefix(CHECKPOINT) for p in folder.glob(f"{CHECKPOINT}*"))
-    return sorted(int(n) for n in numbers if n.isdigit())
+    return sorted(int(n) for n in numbers if re.fullmatch(NUMBER, n))
 
 
 def read_manifest(path: Path) -> Manifest:
     """The manifest of the checkpoint at ``path``."""
-    return Manifest(**json.loads((path / MANIFEST).read_text()))
+    found = Manifest(**read_json(path / MANIFEST))
+    known = type(found.held_out) in (int, float, types.NoneType)
+    if type(found.step) is not int or not known or not isinstance(found.sha256, str):
+        raise ValueError("its manifest holds values of other kinds")
+    return found
 
 
 def sweep(folder: Path) -> None:
     """Remove what a killed process left half written or half removed."""
     for prefix in (UNFINISHED, REPLACED):
         for path in folder.glob(f"{prefix}*"):
-            shutil.rmtree(path)
+            remove(path)
 
 
 def prune(folder: Path, keep: int) -> None:

@@ -16,7 +16,7 @@ from idode.runs.dequantizer_file import DEQUANTIZER, save_dequantizer, weights_h
 from idode.runs.distributed import best_device
 from idode.runs.folder import claim
 from idode.runs.run import MODEL, Run, holds_run, open_run
-from idode.storage import write_atomically
+from idode.storage import locked_folder, write_atomically
 from idode.training.flow_fitting import fit_flow, untrained_dequantizer
 from idode.training.settings import DequantizerSettings
 
@@ -71,11 +71,27 @@ def fit_dequantizer(
     opened = open_run(run)
     folder = _folder(opened, None if out is None else Path(out), force, named=run)
     settings = DequantizerSettings(base, steps, batch_size, lr, seed)
+    with locked_folder(folder):
+        return _fit(opened, folder, settings, data, net, device, progress)
+
+
+def _fit(
+    opened: Run,
+    folder: Path,
+    settings: DequantizerSettings,
+    data: Data | None,
+    net: nn.Module | None,
+    device: str | None,
+    progress: bool,
+) -> FittedDequantizer:
+    """Train and store, in a folder that no other process writes."""
     model = opened.model(best_device(device), net)
-    start = untrained_dequantizer(model, tuple(opened.config.model.shape), base, seed)
+    start = untrained_dequantizer(
+        model, tuple(opened.config.model.shape), settings.base, settings.seed
+    )
     used = opened.load_data(data)
     other = None if opened.identity is None else mismatch_warning(opened.identity, used.identity)
-    with Bar(steps, not progress) as bar:
+    with Bar(settings.steps, not progress) as bar:
         if other is not None:
             bar.notice(f"warning: {other}")
         fitted = fit_flow(

@@ -5,17 +5,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import warnings
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
-from idode.errors import InputError
+from idode.errors import DataWarning, InputError
 from idode.sampling.pictures import Picture
-from idode.storage import write_atomically
+from idode.storage import open_regular, parse_json, write_atomically
 
-__all__ = ["IntervalSums", "MetricsLog"]
+__all__ = ["IntervalSums", "MetricsLog", "read_metrics"]
 
 
 class IntervalSums:
@@ -60,14 +61,15 @@ class MetricsLog:
     """
 
     def __init__(self, path: Path | None, step: int) -> None:
-        self._file: TextIO | None = None
+        self._file: IO[bytes] | None = None
         self._board: Any = None
         if path is None:
             return
         try:
             if path.exists():
-                write_atomically(path, "".join(_lines_until(path, step)))
-            self._file = path.open("a")
+                lines = _lines(path)
+                write_atomically(path, b"".join(t for t, line in lines if line["step"] <= step))
+            self._file = path.open("ab")
         except OSError as error:
             raise InputError(f"cannot write {path} ({error.strerror}): make room first") from None
         self._board = _tensorboard(path.parent / "tensorboard", step)
@@ -77,7 +79,7 @@ class MetricsLog:
         if self._file is None:
             return
         try:
-            self._file.write(json.dumps(line) + "\n")
+            self._file.write(json.dumps(line).encode() + b"\n")
             self._file.flush()
         except OSError as error:
             raise InputError(
@@ -103,15 +105,38 @@ class MetricsLog:
             self._board.close()
 
 
-def _lines_until(path: Path, step: int) -> list[str]:
-    kept = []
-    for line in path.read_text().splitlines(keepends=True):
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file of metrics; none if there is no file, as for an imported model.
+
+    Lines that a broken disk spoiled are left out with a :class:`~idode.errors.DataWarning`.
+    """
+    if not path.exists():
+        return []
+    try:
+        return [line for _, line in _lines(path)]
+    except OSError as error:
+        raise InputError(f"cannot read {path} ({error.strerror}): check the file") from None
+
+
+def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """Text and value of each line; the last one is passed over if a kill has cut it short."""
+    found, bad = [], []
+    with open_regular(path) as file:
+        whole = file.read().rpartition(b"\n")[0]
+    for number, text in enumerate(whole.split(b"\n") if whole else (), start=1):
         try:
-            if line.endswith("\n") and json.loads(line)["step"] <= step:
-                kept.append(line)
-        except (ValueError, KeyError, TypeError):
-            continue  # cut short by a kill
-    return kept
+            line = parse_json(text)
+        except ValueError:
+            line = None
+        if isinstance(line, dict) and type(line.get("step")) is int:
+            found.append((text + b"\n", line))
+        else:
+            bad.append(number)
+    if bad:
+        numbers = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+        notice = f"{path}: {len(bad)} damaged lines are skipped (number {numbers})"
+        warnings.warn(notice, DataWarning, stacklevel=2)
+    return found
 
 
 def _tensorboard(folder: Path, step: int) -> Any:  # noqa: ANN401  an optional package's type

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from idode.progress import Bar
 from idode.runs import SHIPPED
 from idode.runs.config import Config, fit, from_json, to_json
 from idode.runs.distributed import World, joined
-from idode.runs.folder import clear
+from idode.runs.folder import claim, writing_run
 from idode.runs.run import Parent, Run, holds_run, open_run, shell_command
 from idode.training.finetuning import parent_of
 from idode.training.resolve import check_net, finetuning_config, training_config
@@ -61,7 +62,7 @@ def train(
         system: Objective and schedule of a named system, such as ``"vdm"``.
         resume: Continue the run in the folder from its last checkpoint, or start a new one if
             there is none.
-        force: Replace the run in the folder.
+        force: Replace the run in the folder, which is kept until the new one has a checkpoint.
         device: Such as ``"cpu"`` or ``"cuda:1"``; by default the best available.
         progress: Show a progress bar on stderr.
 
@@ -223,14 +224,28 @@ class _Job:
         trainer = Trainer(run, data, world, start=start, net=self.net)  # writes nothing yet
         if before is not None:
             _check_data(before, run)
-        elif world.writes and self.force:
-            clear(self.out)
-        with Bar(fitted.train.steps, not (self.progress and world.writes)) as bar:
+        if self.force:
+            trainer.try_step()  # whatever it raises, the run in the folder is still there
+        with (
+            self._folder(world),
+            Bar(fitted.train.steps, not (self.progress and world.writes)) as bar,
+        ):
             if world.writes:
                 trainer.reporter = bar
             if self.resume and before is None:
                 bar.notice(f"there is no run in {self.out} to resume: a new one starts")
             return run, trainer.train()
+
+    @contextlib.contextmanager
+    def _folder(self, world: World) -> Iterator[None]:
+        """The folder, locked on the process that writes it; what it holds is checked again."""
+        if not world.writes:
+            yield
+            return
+        with writing_run(self.out, force=self.force):
+            if not self.force:
+                claim(self.out, resume=self.resume)
+            yield
 
     def _data(self, config: Config) -> Data:
         """The data that was given, or what the configuration names."""

@@ -22,6 +22,7 @@ from idode.diffusion.noise_levels import Adaptive
 from idode.diffusion.objectives import Losses
 from idode.errors import InputError
 from idode.runs.distributed import World
+from idode.runs.folder import settle
 from idode.runs.run import Run, diffusion_ode, save_model
 from idode.training import checkpoint
 from idode.training.acceleration import compile_in_place, in_precision, refusal
@@ -124,7 +125,7 @@ class Trainer:
         if self.settings.sample_every and not self.draws:
             self.reporter.notice("no grids of samples: the data is not images of 1 or 3 colours")
         if first and self.world.writes:  # a kill may have come between checkpoint and model
-            save_model(self.run.path, checkpoint.unshared(self.state.average.net.state_dict()))
+            save_model(self.run.path, self.state.average.net.state_dict())
         stopped = False
         with (
             Interruption() as interruption,
@@ -149,13 +150,21 @@ class Trainer:
     def _compile(self) -> None:
         """Compile by computing one step: a failure is refused before anything is written."""
         compile_in_place(self.state.net, self.run.config)
+        try:
+            self.try_step()
+        except (RuntimeError, OSError) as error:
+            raise refusal(error) from None
+
+    def try_step(self) -> None:
+        """Compute the gradients of one batch and forget them: what fails, fails here."""
         with Loader(self.data.train, self.batches.indices) as loader:
             drawn = generator(self.settings.seed, Purpose.BATCH, 0)
             batch = self.state.objective.draw(next(loader), self.model.levels, drawn)
-        try:
-            self._gradients(batch)
-        except (RuntimeError, OSError) as error:
-            raise refusal(error) from None
+        kept = {name: x.clone() for name, x in self.state.net.named_buffers()}
+        self._gradients(batch)
+        self.state.optimiser.zero_grad()
+        for name, x in self.state.net.named_buffers():  # a network of the user's may count
+            x.copy_(kept[name])
 
     def _check_origin(self, begun: bool) -> None:
         """Refuse fine-tuning that has neither a checkpoint nor the weights it starts from."""
@@ -264,4 +273,5 @@ class Trainer:
             state = self.state
             tensors, keep = state.tensors(), self.settings.keep
             checkpoint.save(self.run.checkpoints, state.step, tensors, held_out, keep)
-            save_model(self.run.path, checkpoint.unshared(state.average.net.state_dict()))
+            save_model(self.run.path, state.average.net.state_dict())
+            settle(self.run.path)

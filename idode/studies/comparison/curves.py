@@ -47,6 +47,8 @@ def learning_curve(run: Run) -> Curve:
     batch = run.config.train.batch_size
     at, clock = [0.0], [0.0]
     for step, speed in found.speed:
+        if speed <= 0:
+            continue  # a damaged line
         clock.append(clock[-1] + (step - at[-1]) * batch / speed)
         at.append(float(step))
     steps = tuple(step for step, _ in found.held_out)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from idode.training.metrics import read_metrics
+
 __all__ = ["TrainingCurve", "continued", "training_curve"]
 
+LARGEST = 1e300  # of what is no damage; a JSON number may be any
 Points = tuple[tuple[int, float], ...]
 
 
@@ -25,16 +27,7 @@ class TrainingCurve:
 
 def training_curve(metrics: Path) -> TrainingCurve:
     """Read a file of metrics; the curves are empty if there is none, as for an imported model."""
-    if not metrics.exists():
-        return TrainingCurve((), (), ())
-    lines: list[dict[str, Any]] = []
-    for text in metrics.read_text().splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue  # cut off when the process was killed
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
-            lines.append(line)
+    lines = read_metrics(metrics)
     loss, held_out, speed = (
         _points(lines, name) for name in ("loss", "held_out", "images_per_second")
     )
@@ -71,5 +64,5 @@ def _points(lines: list[dict[str, Any]], name: str) -> Points:
     return tuple(
         (step, float(value))
         for step, value in pairs
-        if isinstance(value, int | float) and math.isfinite(value)
+        if isinstance(value, int | float) and abs(value) < LARGEST and not math.isnan(value)
     )
