@@ -13,7 +13,8 @@ from idode.errors import InputError, NumericalError
 
 if TYPE_CHECKING:
     from idode.adapters.adapt import adapt
-    from idode.codec.compress import compress, decompress
+    from idode.codec.compress import compress
+    from idode.codec.decompress import decompress
     from idode.diffusion.model import DiffusionODE
     from idode.diffusion.wrapping import wrap
     from idode.evaluation.evaluate import evaluate
@@ -37,7 +38,7 @@ LAZY = {  # public name: module
     "adapt": "idode.adapters.adapt",
     "compare": "idode.studies.comparison.compare",
     "compress": "idode.codec.compress",
-    "decompress": "idode.codec.compress",
+    "decompress": "idode.codec.decompress",
     "decode": "idode.likelihood.latents",
     "encode": "idode.likelihood.latents",
     "evaluate": "idode.evaluation.evaluate",

@@ -10,7 +10,7 @@ import torch
 
 import idode
 from idode.codec import ordinary
-from idode.codec.bases import Basis, patch_side
+from idode.codec.bases import Basis, patch_sides
 from idode.codec.blocks import decode_block, encode_block
 from idode.codec.bytestream import Reader, varint, whiten
 from idode.codec.coder import DamagedError, Stack
@@ -44,7 +44,7 @@ def digits():
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (1, 8, 8), (3, 6, 4), (2, 5, 7)])
 def test_the_basis_is_orthonormal_and_its_inverse_is_exact(shape):
-    basis = Basis(shape, patch_side(*shape[1:]))
+    basis = Basis(shape, patch_sides(*shape[1:])[0])
     eye = torch.eye(basis.size, dtype=torch.float64)
     torch.testing.assert_close(basis.matrix @ basis.matrix.T, eye, atol=1e-13, rtol=0)
     x = torch.randn(3, *shape, dtype=torch.float64)
@@ -231,7 +231,7 @@ def test_the_network_sees_one_batch_shape_and_neighbours_change_nothing(model, d
         seen.append(tuple(x.shape))
         return inner(x, t)
 
-    denoiser = Denoiser(model.ode.with_net(net), (1, 8, 8))
+    denoiser = Denoiser(model.ode.with_net(net), (1, 8, 8), 8)
     z = torch.randn(21, 1, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with one_thread():
         whole = denoiser.pixels(z, -2.0)

@@ -22,7 +22,8 @@ from idode.codec import container
 from idode.codec.archive import write_archive
 from idode.codec.coder import DamagedError
 from idode.codec.coding import model_for
-from idode.codec.compress import compress_files, decompress_files, verify_archive
+from idode.codec.compress import compress_files
+from idode.codec.decompress import decompress_files, verify_archive
 from idode.codec.extraction import Archive
 from idode.codec.files import check_name, of_array, pack, unpack
 from idode.codec.recipes import restore, take_apart

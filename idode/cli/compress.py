@@ -125,7 +125,7 @@ def _list(path: Path) -> int:
 
 
 def _test(args: argparse.Namespace) -> int:
-    from idode.codec.compress import verify_archive
+    from idode.codec.decompress import verify_archive
 
     names = verify_archive(args.test, model=args.model, jobs=args.jobs, progress=not args.quiet)
     if not args.quiet:

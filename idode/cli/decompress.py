@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run ``idode decompress``; the exit code."""
-    from idode.codec.compress import decompress_files
+    from idode.codec.decompress import decompress_files
 
     names = decompress_files(
         args.file, args.out, model=args.model, only=args.only, jobs=args.jobs, force=args.force,

@@ -114,7 +114,7 @@ def write_archive(
     begin(sum(job.work for job in work))
     needs_model = any(g.modelled for g in groups)
     writer = ArchiveWriter(file, header_of(model, scheme) if needs_model else {})
-    coded = coded or _coded(work, jobs, progress, cache)
+    coded = coded or _coded(work, min(jobs, len(work)), progress, cache)
     tables = []
     for group in groups:
         size = group.block_size(block)

@@ -14,20 +14,20 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-__all__ = ["Basis", "patch_side"]
+__all__ = ["Basis", "patch_sides"]
 
 LARGEST_PATCH = 8
 LUMA_CHROMA = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))  # rows of squares 3, 2, 6
 
 
-def patch_side(height: int, width: int) -> int:
-    """Side of the DCT: the largest divisor of both sides up to 8.
+def patch_sides(height: int, width: int) -> list[int]:
+    """Sides the DCT may have: divisors of both sides up to 8, the largest first.
 
-    >>> patch_side(32, 32), patch_side(28, 28), patch_side(31, 37)
-    (8, 7, 1)
+    >>> patch_sides(32, 32), patch_sides(28, 28), patch_sides(31, 37)
+    ([8, 4, 2, 1], [7, 4, 2, 1], [1])
     """
     both = math.gcd(height, width)
-    return max(n for n in range(1, LARGEST_PATCH + 1) if both % n == 0)
+    return [n for n in range(LARGEST_PATCH, 0, -1) if both % n == 0]
 
 
 @dataclass(frozen=True)

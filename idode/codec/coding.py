@@ -36,7 +36,8 @@ class Model:
     def scheme(self, steps: int) -> Scheme:
         """How images of the model's shape are coded."""
         plan = make_plan(self.tables, self.ode.schedule, steps)
-        return Scheme(Denoiser(self.ode, self.shape), plan, self.levels)
+        denoiser = Denoiser(self.ode, self.shape, self.tables.side)
+        return Scheme(denoiser, plan, self.levels, self.tables.feature)
 
 
 def model_for(

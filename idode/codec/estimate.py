@@ -24,7 +24,6 @@ from idode.codec.coding import AnyModel, model_for
 from idode.codec.files import of_input
 from idode.codec.network import one_thread
 from idode.codec.scheme import Scheme
-from idode.codec.tables import activity
 
 __all__ = ["Expected", "expected_size", "image_bits"]
 
@@ -134,8 +133,7 @@ def _step_bits(
         state = np.rint(z.numpy() / plan.bins[0]).astype(np.int64)
         return scheme.pixel_bits(images.astype(np.int64), state)
     estimate = denoiser.coefficients(z, float(plan.told[t]))
-    group = torch.bucketize(activity(estimate), torch.from_numpy(plan.edges[t]))
-    inflation = torch.from_numpy(plan.inflation[t - 1])[group]  # 1 + gained * lambda
+    inflation = torch.from_numpy(plan.inflation[t - 1])[scheme.groups(t, estimate)]
     gained = math.exp(-plan.gamma[t - 1]) - math.exp(-plan.gamma[t])
     squares = (estimate - clean).square()
     nats = 0.5 * (inflation.log() + (1 + gained * squares) / inflation - 1)

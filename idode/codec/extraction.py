@@ -119,7 +119,8 @@ class Archive:
         scheme = None
         if any(self._groups[g].modelled for g, _ in needed):
             scheme = check_header(self.header, model(), self.name)
-        decoded = run_jobs((self._job(g, b, scheme) for g, b in needed), jobs, progress)
+        work = (self._job(g, b, scheme) for g, b in needed)
+        decoded = run_jobs(work, min(jobs, len(needed)), progress)
         last = {key: i for i, e in enumerate(entries) for key in self._needed([e])}
         blocks: dict[tuple[int, int], NDArray[np.uint8]] = {}
         order = iter(needed)

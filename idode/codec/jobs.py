@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +22,9 @@ from idode.codec.coder import DamagedError
 from idode.codec.network import one_thread
 from idode.codec.scheme import Scheme
 from idode.errors import InputError
+from idode.progress import LateBar
 
-__all__ = ["Decode", "Encode", "Progress", "run_jobs"]
+__all__ = ["Decode", "Encode", "Progress", "count_processes", "progress_bar", "run_jobs"]
 
 Progress = Callable[[int], None]
 WAIT = 0.2  # seconds between looks at the progress of other processes
@@ -133,3 +135,27 @@ def _watch(parent: int) -> None:
 def _run(job: Encode | Decode) -> Any:  # noqa: ANN401
     with one_thread():
         return job.run(_queue.put)
+
+
+@contextmanager
+def progress_bar(
+    unit: str, shown: bool
+) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
+    """A bar whose length is told later: how to begin it, and how to advance it."""
+    bars: list[LateBar] = []
+
+    def begin(total: int) -> None:
+        bars.append(LateBar(f" {unit}", not shown, total))
+
+    try:
+        yield begin, lambda count: bars[-1].update(count)
+    finally:
+        for bar in bars:
+            bar.close()
+
+
+def count_processes(jobs: int | None) -> int:
+    """Processes to use; ``None`` is one for each processor."""
+    if jobs is not None and jobs < 1:
+        raise InputError(f"jobs: must be at least 1, got {jobs}")
+    return jobs or os.cpu_count() or 1

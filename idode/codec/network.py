@@ -14,12 +14,13 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from idode.codec.bases import Basis, patch_side
+from idode.codec.bases import Basis
 from idode.diffusion.model import DiffusionODE
 from idode.diffusion.predictors import DATA
 from idode.errors import InputError
@@ -51,20 +52,22 @@ class Denoiser:
     Args:
         model: On the CPU, float32, in evaluation mode.
         shape: Of an image, ``(C, H, W)``.
+        side: Of the patches of its basis.
     """
 
     model: DiffusionODE
     shape: Shape
+    side: int
 
     @property
     def batch(self) -> int:
         """Images in every call of the network."""
         return BATCH
 
-    @property
+    @cached_property
     def basis(self) -> Basis:
         """Of the coefficients."""
-        return Basis(self.shape, patch_side(*self.shape[1:]))
+        return Basis(self.shape, self.side)
 
     def pixels(self, z: Tensor, gamma: float) -> Tensor:
         """Clean data ``(B, C, H, W)`` float64 from coefficients ``(B, P, K)`` of the state."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from idode.codec.coder import DamagedError, Floats, Integers, Stack
 from idode.codec.network import Denoiser
 from idode.codec.steps import BIN, Plan
-from idode.codec.tables import activity, pixel_cost, to_levels
+from idode.codec.tables import FEATURES, pixel_cost, to_levels
 from idode.likelihood.dequantization import centres
 
 __all__ = ["EmptyError", "Scheme"]
@@ -40,6 +40,7 @@ class Scheme:
     denoiser: Denoiser
     plan: Plan
     levels: int
+    feature: str  # by which patches are put into classes
 
     @property
     def dims(self) -> int:
@@ -124,9 +125,10 @@ class Scheme:
             raise DamagedError("a state is out of bounds")
         return z
 
-    def _groups(self, t: int, estimate: Tensor) -> Tensor:
+    def groups(self, t: int, estimate: Tensor) -> Tensor:
         """Class of every patch ``(B, P)`` from the estimate of its coefficients."""
-        return torch.bucketize(activity(estimate), torch.from_numpy(self.plan.edges[t]))
+        values = FEATURES[self.feature](estimate)
+        return torch.bucketize(values, torch.from_numpy(self.plan.edges[t]))
 
     def _reverse(self, t: int, state: Integers) -> tuple[Floats, Floats]:
         """Mean and deviation of the state at ``t - 1`` given that at ``t``, in its bins."""
@@ -135,7 +137,7 @@ class Scheme:
         estimate = self.denoiser.coefficients(z, float(plan.told[t]))
         of_state, of_data = plan.mean(t)
         mean = (of_state * z + of_data * estimate) / plan.bins[t - 1]
-        deviation = torch.from_numpy(plan.deviation[t - 1])[self._groups(t, estimate)]
+        deviation = torch.from_numpy(plan.deviation[t - 1])[self.groups(t, estimate)]
         return mean.numpy(), deviation.numpy()
 
     def _prior(self, count: int) -> tuple[Floats, Floats]:
@@ -147,7 +149,7 @@ class Scheme:
         """Mean and deviation of the pixels given the first state, in grey levels."""
         basis = self.denoiser.basis
         guess = self.denoiser.pixels(self._state(0, state), float(self.plan.told[0]))
-        group = self._groups(0, basis.to_coefficients(guess))
+        group = self.groups(0, basis.to_coefficients(guess))
         _, height, width = basis.shape
         of_patch = torch.from_numpy(self.plan.spread)[group]
         grid = of_patch.reshape(-1, 1, height // basis.side, width // basis.side)

@@ -43,7 +43,7 @@ class Plan:
     bins: Array  # (T + 1,), width of a bin of the state
     deviation: Array  # (T, Q, K), of the reverse step to state t - 1, in its bins
     inflation: Array  # (T, Q, K), of its variance over that of the exact step
-    edges: Array  # (T + 1, Q - 1), of the activity of a patch
+    edges: Array  # (T + 1, Q - 1), of the classes of patches
     spread: Array  # (Q,), of pixels around the estimate, in grey levels
     prior: Array  # (K,), deviation of the last state, in its bins
     gained_bits: Array  # (T,), a dimension: expected to be pushed beyond the bits drawn, until t

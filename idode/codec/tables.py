@@ -3,9 +3,9 @@ r"""How wrong the denoiser is at each noise level: what reverse steps are matche
 A reverse step from :math:`\gamma_t` to :math:`\gamma_s` has the variance
 :math:`\tilde\beta(1 + \Delta\lambda)` with :math:`\Delta = \mathrm{SNR}_s - \mathrm{SNR}_t` and
 :math:`\lambda` the mean squared error of the estimate of the data. Errors differ between
-coefficients and between flat and busy patches, so there is a :math:`\lambda` for each coefficient
-in each of a few classes of patches. The class follows from the estimate itself, which the decoder
-has as well.
+coefficients and between patches, so there is a :math:`\lambda` for each coefficient in each of a
+few classes of patches. The class follows from the estimate itself, which the decoder has as well:
+from the energy of a patch, or from its mean, since a dark background is often known exactly.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from idode.codec.bases import Basis, patch_sides
 from idode.codec.network import Denoiser, check_levels, one_thread, weights_hash
 from idode.diffusion.model import DiffusionODE
 from idode.errors import InputError
 from idode.likelihood.dequantization import centres
 
-__all__ = ["FILE", "Tables", "activity", "fit", "pixel_cost", "to_levels"]
+__all__ = ["FEATURES", "FILE", "Tables", "fit", "pixel_cost", "to_levels"]
 
 Floats = NDArray[np.float64]
 
@@ -36,7 +37,8 @@ FILE = "codec.safetensors"  # in the folder of a run
 IMAGES = 2048  # that a fit uses by default
 PER_LEVEL = 768  # of them at each noise level, in turn
 SPACING = 0.4  # of noise levels
-CLASSES = 6
+CLASSES = 8
+TRIAL_IMAGES, TRIAL_STEP = 128, 0.4  # by which basis and feature are chosen
 OCTAVE, LEAST = 8, -26.0  # lambda is stored as 2^(LEAST + n / OCTAVE), n a byte
 SPREADS = np.geomspace(0.02, 3.0, 60)  # candidates, in grey levels
 PIXEL_REACH = 2.5  # how far above half a grey level of noise pixels may be coded
@@ -75,6 +77,16 @@ class Tables:
                 f"{file} cannot be read ({error}): delete it to fit it again"
             ) from None
 
+    @property
+    def side(self) -> int:
+        """Of the patches."""
+        return int(self.about["side"])
+
+    @property
+    def feature(self) -> str:
+        """By which patches are put into classes, a name in :data:`FEATURES`."""
+        return str(self.about["feature"])
+
     def log_error(self, gamma: NDArray[np.float64]) -> NDArray[np.float64]:
         r""":math:`\log\lambda` at noise levels ``(m,)``, ``(m, Q, K)``: linear between them."""
         log = (LEAST + self.error.astype(np.float64) / OCTAVE) * math.log(2)
@@ -97,9 +109,17 @@ def _between(
     return (1 - weight) * y[i] + weight * y[i + 1]
 
 
-def activity(estimate: Tensor) -> Tensor:
+def _energy(estimate: Tensor) -> Tensor:
     """Log of the energy of a patch beside its mean ``(B, P)`` from coefficients ``(B, P, K)``."""
     return torch.log(estimate[..., 1:].square().mean(-1) + 1e-9)
+
+
+def _mean(estimate: Tensor) -> Tensor:
+    """The mean of a patch, ``(B, P)``, in units of its coefficient."""
+    return estimate[..., 0].contiguous()
+
+
+FEATURES: dict[str, Callable[[Tensor], Tensor]] = {"energy": _energy, "mean": _mean}
 
 
 def fit(
@@ -121,22 +141,29 @@ def fit(
     """
     levels = check_levels(model)
     _, channels, height, width = images.shape
-    denoiser = Denoiser(model, (channels, height, width))
     images = images[:IMAGES]
     count = math.ceil((model.gamma_max - model.gamma_min) / SPACING) + 1
     gamma = np.linspace(model.gamma_min, model.gamma_max, count)
     rng = np.random.default_rng(seed)
     found: list[dict[str, NDArray[Any]]] = []
     with one_thread():
+        side, feature = _best_layout(model, np.array(images[:TRIAL_IMAGES]), levels, rng)
+        denoiser = Denoiser(model, (channels, height, width), side)
         for k, level in enumerate(gamma):
             rows = (np.arange(PER_LEVEL) + k * PER_LEVEL) % len(images)
             used = np.array(images[np.unique(rows)])
             with_pixels = level < -2 * math.log(levels) + PIXEL_REACH
-            found.append(_level(denoiser, used, float(level), levels, with_pixels, rng))
+            found.append(_level(denoiser, feature, used, float(level), with_pixels, rng))
             progress(1)
         clean = denoiser.basis.to_coefficients(_centres(images, levels))
     stacked = {name: np.stack([f[name] for f in found if name in f]) for name in found[0]}
-    said = {"images": len(images), "weights": weights_hash(model), **(about or {})}
+    said = {
+        "images": len(images),
+        "side": side,
+        "feature": feature,
+        "weights": weights_hash(model),
+        **(about or {}),
+    }
     return Tables(
         gamma=gamma,
         power=clean.square().mean((0, 1)).numpy().astype(np.float32),
@@ -149,25 +176,64 @@ def _centres(images: NDArray[Any], levels: int) -> Tensor:
     return centres(torch.from_numpy(images.astype(np.int32)), levels, torch.float64)
 
 
+def _best_layout(
+    model: DiffusionODE, images: NDArray[Any], levels: int, rng: np.random.Generator
+) -> tuple[int, str]:
+    """Side of the patches and feature of their classes with the least cost of a few steps."""
+    _, channels, height, width = images.shape
+    denoiser = Denoiser(model, (channels, height, width), 1)
+    costs: dict[tuple[int, str], float] = {}
+    for part in (0.2, 0.35, 0.5, 0.65):
+        gamma = model.gamma_min + part * (model.gamma_max - model.gamma_min)
+        clean, guess = _noised(denoiser, images, gamma, levels, rng)
+        clean = denoiser.basis.to_pixels(clean)
+        gained = math.exp(TRIAL_STEP - gamma) - math.exp(-gamma)
+        for side in patch_sides(height, width):
+            basis = Basis((channels, height, width), side)
+            estimate = basis.to_coefficients(guess)
+            squares = (estimate - basis.to_coefficients(clean)).square()
+            for name in FEATURES if basis.size > 1 else ("mean",):
+                _, group = _classes(FEATURES[name](estimate))
+                each = [
+                    torch.log1p(gained * squares[group == q].mean(0)).sum() * (group == q).sum()
+                    for q in range(CLASSES)
+                    if (group == q).any()
+                ]
+                cost = float(torch.stack(each).sum())
+                costs[side, name] = costs.get((side, name), 0.0) + cost
+    return min(costs, key=lambda key: costs[key])
+
+
+def _noised(
+    denoiser: Denoiser, images: NDArray[Any], gamma: float, levels: int, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """Clean coefficients, and the estimate of the data from a noisy version of them."""
+    schedule, clock = denoiser.model.schedule, torch.tensor(gamma, dtype=torch.float64)
+    clean = denoiser.basis.to_coefficients(_centres(images, levels))
+    noise = torch.from_numpy(rng.standard_normal(tuple(clean.shape)))
+    state = schedule.alpha(clock) * clean + schedule.sigma(clock) * noise
+    return clean, denoiser.pixels(state, gamma)
+
+
+def _classes(values: Tensor) -> tuple[NDArray[np.float64], Tensor]:
+    """Edges of classes of equal size, and the class of each value ``(B, P)``."""
+    edges = np.quantile(values.numpy(), np.arange(1, CLASSES) / CLASSES)
+    return edges, torch.bucketize(values, torch.from_numpy(edges))
+
+
 def _level(
     denoiser: Denoiser,
+    feature: str,
     images: NDArray[Any],
     gamma: float,
-    levels: int,
     with_pixels: bool,
     rng: np.random.Generator,
 ) -> dict[str, NDArray[Any]]:
     """Rows of the tables at one noise level."""
-    basis, schedule = denoiser.basis, denoiser.model.schedule
-    clock = torch.tensor(gamma, dtype=torch.float64)
-    clean = basis.to_coefficients(_centres(images, levels))
-    noise = torch.from_numpy(rng.standard_normal(tuple(clean.shape)))
-    state = schedule.alpha(clock) * clean + schedule.sigma(clock) * noise
-    guess = denoiser.pixels(state, gamma)
+    basis, levels = denoiser.basis, check_levels(denoiser.model)
+    clean, guess = _noised(denoiser, images, gamma, levels, rng)
     estimate = basis.to_coefficients(guess)
-    active = activity(estimate)
-    edges = np.quantile(active.numpy(), np.arange(1, CLASSES) / CLASSES)
-    group = torch.bucketize(active, torch.from_numpy(edges))
+    edges, group = _classes(FEATURES[feature](estimate))
     squares = (estimate - clean).square()
     error = np.empty((CLASSES, basis.size), dtype=np.uint8)
     share = np.empty(CLASSES, dtype=np.float32)

@@ -1,0 +1,249 @@
+"""Lossless compression: rates, speed and other coders (docs/results/codec.md).
+
+    python benchmarks/codec.py rate --steps 50 --bound --out docs/results/codec-cifar10-50.json
+    python benchmarks/codec.py coders --limit 500 --out docs/results/codec-coders.json
+    python benchmarks/codec.py graph --out docs/results
+
+``rate`` keeps finished blocks in ``--cache`` and resumes from there; it writes its JSON after
+every block, so that a part of a long run is a result too, with its number of images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+import idode
+from idode.codec.archive import BLOCK
+from idode.codec.coding import model_for
+from idode.codec.jobs import Encode, run_jobs
+from idode.data.loading import load
+from idode.storage import write_atomically
+
+MODELS = {
+    "cifar10": "pretrained:cifar10-small",
+    "fashion-mnist": "pretrained:fashion-mnist-small",
+    "digits": "pretrained:digits",
+}
+
+
+def cpu_of_children():
+    """Seconds of processor time of processes that have ended."""
+    found = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return found.ru_utime + found.ru_stime
+
+
+def save(path, value):
+    """Write figures, and print those that are short."""
+    write_atomically(path, json.dumps(value, indent=1) + "\n")
+    print(json.dumps({k: v for k, v in value.items() if not isinstance(v, list)}), flush=True)
+
+
+def idode_command(*words):
+    """The program in a new process."""
+    return [sys.executable, "-m", "idode", *map(str, words)]
+
+
+def rate(args):
+    """Size, speed and identity of a test set; decoding is in a new process."""
+    kind = args.data.partition(":")[0]
+    name = args.model or MODELS[kind]
+    images = np.array(load(args.data).test[: args.limit])
+    scheme = model_for(name).scheme(args.steps)
+    cache = args.cache / f"{kind}-{args.steps}"
+    cache.mkdir(parents=True, exist_ok=True)
+    blocks = [images[lo : lo + BLOCK] for lo in range(0, len(images), BLOCK)]
+    files = [
+        cache / f"{i}-{hashlib.sha256(scheme.plan.hash().encode() + b.tobytes()).hexdigest()[:16]}"
+        for i, b in enumerate(blocks)
+    ]
+    waiting = [(f, b) for f, b in zip(files, blocks, strict=True) if not f.exists()]
+    began, used = time.perf_counter(), cpu_of_children()
+    made = run_jobs((Encode(scheme, b, False) for _, b in waiting), args.jobs, lambda n: None)
+    coded_now = sum(len(b) for _, b in waiting)
+    figures = {"data": kind, "model": name, "steps": args.steps, "jobs": args.jobs}
+    for (file, block), data in zip(waiting, made, strict=True):
+        write_atomically(file, data)
+        done = [(f, b) for f, b in zip(files, blocks, strict=True) if f.exists()]
+        size, values = sum(f.stat().st_size for f, _ in done), sum(b.size for _, b in done)
+        save(
+            args.out,
+            {
+                **figures,
+                "complete": False,
+                "images": sum(len(b) for _, b in done),
+                "blocks_bytes": size,
+                "bits_per_dim": 8 * size / values,
+                "encode_images_per_second": len(block)
+                * sum(f.exists() for f, _ in waiting)
+                / (time.perf_counter() - began),
+            },
+        )
+    encoded, used_encoding = time.perf_counter() - began, cpu_of_children() - used
+    with tempfile.TemporaryDirectory() as folder:
+        out, back = Path(folder) / "x.idode", Path(folder) / "back"
+        assemble(args, scheme, name, files, out)
+        began, used = time.perf_counter(), cpu_of_children()
+        subprocess.run(
+            idode_command("decompress", out, "--out", back, "--jobs", args.jobs, "--quiet"),
+            check=True,
+        )
+        decoded, used_decoding = time.perf_counter() - began, cpu_of_children() - used
+        (file,) = back.iterdir()
+        same = bool(np.array_equal(np.load(file), images))
+        size = out.stat().st_size
+        save(
+            args.out,
+            {
+                **figures,
+                "complete": True,
+                "images": len(images),
+                "archive_bytes": size,
+                "bits_per_dim": 8 * size / images.size,
+                "identical_in_a_new_process": same,
+                "encode_images_per_second": len(images) / encoded
+                if len(waiting) == len(files)
+                else None,
+                "decode_images_per_second": len(images) / decoded,
+                # Of one core, whatever else the machine does.
+                "encode_cpu_seconds_per_image": used_encoding / max(coded_now, 1),
+                "decode_cpu_seconds_per_image": used_decoding / len(images),
+                "sde_bound": sde_bound(args, name, images),
+            },
+        )
+
+
+def assemble(args, scheme, name, files, out):
+    """The archive of blocks that are coded already."""
+    from idode.codec.archive import write_archive
+    from idode.codec.files import of_input
+
+    contents = of_input(args.data, limit=args.limit)
+    with out.open("wb") as file:
+        write_archive(
+            file,
+            contents,
+            model_for(name),
+            steps=args.steps,
+            coded=(f.read_bytes() for f in files),
+        )
+
+
+def sde_bound(args, name, images):
+    """The bound of the same images, if asked for."""
+    if not args.bound:
+        return None
+    found = idode.load(name, device="cpu").sde_bound(images, draws=args.draws)
+    return {
+        "bits_per_dim": found.mean,
+        "standard_error": found.standard_error,
+        "monte_carlo_error": found.monte_carlo_error,
+        "draws": args.draws,
+    }
+
+
+def coders(args):
+    """Ordinary coders, each image alone: size and images per second on one core."""
+    from PIL import Image
+
+    images = np.array(load(args.data).test[: args.limit])
+    pictures = [
+        np.ascontiguousarray(x[0] if len(x) == 1 else x.transpose(1, 2, 0)) for x in images
+    ]
+
+    def pillow(kind, **options):
+        def size(pixels):
+            file = io.BytesIO()
+            Image.fromarray(pixels).save(file, kind, **options)
+            return file.tell()
+
+        return size
+
+    table = {
+        "PNG": pillow("PNG"),
+        "PNG optimised": pillow("PNG", optimize=True),
+        "WebP fast": pillow("WEBP", lossless=True, quality=0, method=0),
+        "WebP": pillow("WEBP", lossless=True, quality=50, method=3),
+        "WebP best": pillow("WEBP", lossless=True, quality=100, method=6),
+    }
+    try:
+        import imagecodecs
+
+        for effort in (1, 3, 5, 7, 9):
+            table[f"JPEG XL effort {effort}"] = lambda p, e=effort: len(
+                imagecodecs.jpegxl_encode(p, lossless=True, effort=e)
+            )
+    except ImportError:
+        print("imagecodecs is not installed: no JPEG XL")
+    found = {}
+    for name, size in table.items():
+        began, cpu = time.perf_counter(), time.process_time()
+        total = sum(map(size, pictures))
+        found[name] = {
+            "bits_per_dim": 8 * total / images.size,
+            "bytes_of_10000": total * 10000 / len(images),
+            "images_per_second": len(images) / (time.perf_counter() - began),
+            "images_per_cpu_second": len(images) / max(time.process_time() - cpu, 1e-9),
+        }
+        print(name, found[name], flush=True)
+    save(args.out, {"data": args.data, "images": len(images), "coders": found})
+
+
+def graph(args):
+    """Size against speed: ordinary coders and ours."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    coded = json.loads((args.out / "codec-coders.json").read_text())["coders"]
+    figure, axes = plt.subplots(figsize=(7, 4.5))
+    for name, row in coded.items():
+        axes.plot(row["images_per_second"], row["bytes_of_10000"] / 1e6, "s", color="grey")
+        axes.annotate(name, (row["images_per_second"], row["bytes_of_10000"] / 1e6), fontsize=7)
+    for file in sorted(args.out.glob("codec-cifar10-*.json")):
+        row = json.loads(file.read_text())
+        speed, size = row["encode_images_per_second"], row["bits_per_dim"] * 3072 * 10000 / 8e6
+        if speed:
+            axes.plot(speed, size, "o", color="C0")
+            axes.annotate(f"idode T={row['steps']}", (speed, size), fontsize=7)
+    axes.set_xscale("log")
+    axes.set_xlabel("images per second, encoding (ours: two processes)")
+    axes.set_ylabel("MB for the 10,000 CIFAR-10 test images")
+    figure.tight_layout()
+    figure.savefig(args.out / "codec.png", dpi=120)
+
+
+def main():
+    """Run one of the measurements."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("rate", "coders", "graph"))
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--model")
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument(
+        "--bound", action="store_true", help="also the SDE bound of the same images"
+    )
+    parser.add_argument("--draws", type=int, default=16)
+    parser.add_argument("--cache", type=Path, default=Path("/tmp/idode-codec"))
+    parser.add_argument("--out", type=Path, default=Path("docs/results/codec.json"))
+    args = parser.parse_args()
+    globals()[args.what](args)
+
+
+if __name__ == "__main__":
+    main()
