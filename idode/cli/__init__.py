@@ -30,6 +30,7 @@ COMMANDS: Registry[ModuleType] = Registry(
         "compress": ("idode.cli.compress", "compress images without loss with a model"),
         "decompress": ("idode.cli.decompress", "restore the files of a compressed archive"),
         "doctor": ("idode.cli.doctor", "versions, devices and the speed of this machine"),
+        "export": ("idode.cli.export", "a run in the format of another library"),
         "import": ("idode.cli.import_checkpoint", "convert a published checkpoint to a run"),
         "completion": ("idode.cli.completion", "print a shell completion script"),
     },

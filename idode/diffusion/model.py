@@ -30,6 +30,8 @@ from idode.errors import InputError
 from idode.numerics import check_range, like
 
 if TYPE_CHECKING:  # what the methods for users return; see the note in the class
+    from pathlib import Path
+
     from idode.batches import Pixels
     from idode.likelihood.bits_per_dim import BitsPerDim
     from idode.likelihood.estimator import LikelihoodSettings
@@ -60,13 +62,10 @@ class DiffusionODE(nn.Module):
         clock: The time it is given; by default gamma scaled to [0, 1].
         levels: Grey levels of the data; ``None`` for continuous data.
         shape: Of one sample, without the batch; sampling needs it.
-        gaussian_path: Whether the state given clean data is Gaussian. Otherwise the velocity is
-            followed, and never read as a noise.
-
-    ``description`` is one line of what :func:`idode.adapt` understood; empty for our own models.
+        gaussian_path: Whether a state given clean data is Gaussian; else it has no noise.
     """
 
-    description: str = ""
+    description: str = ""  # what idode.adapt understood
 
     # Methods for users (loss, log_prob, bits_per_dim, sde_bound, sample) import what they need
     # when they are called, since the rooms above build on this class; tests/test_layers.py knows.
@@ -105,24 +104,16 @@ class DiffusionODE(nn.Module):
 
     def extra_repr(self) -> str:
         """The path, for ``print(model)``."""
-        path = (
-            f"{type(self.schedule).__name__}, gamma {self.gamma_min:.4g} to {self.gamma_max:.4g}"
-        )
+        ends = f"gamma {self.gamma_min:.4g} to {self.gamma_max:.4g}"
+        path = f"{type(self.schedule).__name__}, {ends}"
         return f"{path}, predicts {self.predictor}, levels={self.levels}, shape={self.shape}"
 
     def with_net(self, net: Network) -> DiffusionODE:
         """Another network on the same path."""
         return DiffusionODE(
-            net,
-            self.schedule,
-            self.gamma_min,
-            self.gamma_max,
-            self.predictor,
-            self.clock,
-            self.levels,
-            self.shape,
-            self.gaussian_path,
-        )
+            net, self.schedule, self.gamma_min, self.gamma_max, self.predictor, self.clock,
+            self.levels, self.shape, self.gaussian_path,
+        )  # fmt: skip
 
     def predict(
         self, x: Tensor, gamma: Tensor, wanted: Predictor, **condition: Tensor | None
@@ -144,17 +135,22 @@ class DiffusionODE(nn.Module):
                 f"gamma must be a scalar or one value for each of {x.shape[0]} states, "
                 f"got shape {tuple(gamma.shape)}"
             )
-        if not (self.gaussian_path or isinstance(wanted, Velocity | TimedVelocity)):
-            raise InputError(
-                "the model's path is not Gaussian given the data (a coupling by optimal transport "
-                "or a flow of its own), so its velocity cannot be read as a noise: the ODE's "
-                "likelihood and samples are exact, the SDE bound and SDE samplers do not apply"
-            )
+        if not isinstance(wanted, Velocity | TimedVelocity):
+            self.check_gaussian_path()
         time = self.clock.time(gamma).to(x.dtype).expand(x.shape[0])
         scaled = like(self.predictor.c_in(self.schedule, gamma), x) * x
         given = {name: value for name, value in condition.items() if value is not None}
         prediction = self.net(scaled, time, **given)
         return convert(prediction, x, gamma, self.schedule, self.predictor, wanted)
+
+    def check_gaussian_path(self) -> None:
+        """Refuse what needs the noise of a state where there is none."""
+        if not self.gaussian_path:
+            raise InputError(
+                "the model's path is not Gaussian given the data (optimal transport, or a flow of "
+                "its own), so its velocity cannot be read as a noise: use the likelihood and the "
+                "samples of the ODE, not the SDE bound and SDE samplers"
+            )
 
     def velocity(self, x: Tensor, gamma: Tensor, **condition: Tensor | None) -> Tensor:
         r"""Drift of the ODE, :math:`\mathrm dx/\mathrm d\gamma`."""
@@ -197,23 +193,30 @@ class DiffusionODE(nn.Module):
         return nats_to_bits(weighted.mean(), x0[0].numel())
 
     def log_prob(
-        self, x: Tensor, *, solver: Solver | None = None, n_probes: int = 0, **condition: Tensor
-    ) -> Tensor:
-        """Log-density of states at ``gamma_min`` in nats, ``(B,)`` float64.
+        self, x: Tensor, *, clean: bool = False, solver: Solver | None = None, n_probes: int = 0,
+        checkpoint: bool = False, adjoint: bool = False, **condition: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """Log-density of states at ``gamma_min``, or of clean data, in nats, ``(B,)`` float64.
 
         Differentiable by ``x``, by the parameters and by the condition where gradients are
         enabled and one of them requires them. :func:`idode.log_prob` gives the error and the cost
         as well.
 
         Args:
-            x: States ``(B, *)``: noised data, not pixels.
+            x: States ``(B, *)``: noised data; or continuous data as it is, with ``clean``.
+            clean: Whether ``x`` is clean data.
             solver: By default Adams steps on a grid that is calibrated on the first states.
             n_probes: Hutchinson probes of the divergence; 0 is the exact one.
+            checkpoint: Save memory for gradients by evaluating the network again.
+            adjoint: Save more, by solving backwards.
             **condition: One row for each state, passed on to the network.
         """
         from idode.likelihood.log_prob import log_prob
 
-        return log_prob(self, x, solver=solver, n_probes=n_probes, condition=condition).log_p
+        return log_prob(
+            self, x, clean=clean, solver=solver, n_probes=n_probes, condition=condition,
+            checkpoint=checkpoint, adjoint=adjoint,
+        ).log_p  # fmt: skip
 
     def bits_per_dim(
         self, data: Pixels, settings: LikelihoodSettings | None = None, **condition: Tensor
@@ -282,3 +285,16 @@ class DiffusionODE(nn.Module):
             self, count, seed=seed, solver=solver, log_prob=log_prob, condition=condition
         )
         return found if log_prob else found.data
+
+    def save_pretrained(self, folder: Path | str, *, data: str | None = None) -> None:
+        """Write the model as a folder with ``config.json`` and ``model.safetensors``: a run."""
+        from idode.runs.pretrained import save_pretrained
+
+        save_pretrained(self, folder, data=data)
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str) -> DiffusionODE:
+        """The model of a run folder; the same as :func:`idode.load` on the CPU."""
+        from idode.runs.run import load
+
+        return load(folder, device="cpu")

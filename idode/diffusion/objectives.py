@@ -50,6 +50,7 @@ def first_order(
         weight: Of the squared error at ``gamma``; ``None`` is the likelihood's.
         condition: Keyword arguments of the network, such as labels or augmentation flags.
     """
+    model.check_gaussian_path()
     schedule, predictor = model.schedule, model.predictor
     said = model.predict(diffuse(x0, eps, gamma, schedule), gamma, predictor, **(condition or {}))
     error = per_sample((said - target(x0, eps, gamma, schedule, predictor)) ** 2)

@@ -70,8 +70,8 @@ class PathTime(Clock):
                 1.0,
             )
             self._found.update(zip(new, roots.tolist(), strict=True))
-        found = torch.tensor([self._found[value] for value in values.tolist()])
-        return found.double()[places].to(gamma)
+        roots = torch.tensor([self._found[v] for v in values.tolist()], dtype=torch.float64)
+        return roots[places].to(gamma)
 
     def dtime(self, gamma: Tensor) -> Tensor:
         """One over the slope of gamma."""

@@ -1,0 +1,24 @@
+"""``idode export``: a run in the format of another library, or why it has none there."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+__all__ = ["add_arguments", "run"]
+
+FORMATS = ("diffusers",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``idode export``."""
+    parser.add_argument("run", metavar="RUN", help="folder of a run, or pretrained:NAME")
+    parser.add_argument("--to", required=True, choices=FORMATS, metavar="FORMAT", help="diffusers")
+
+
+def run(args: argparse.Namespace) -> NoReturn:
+    """Run ``idode export``: no format has an equivalent of our networks yet."""
+    from idode.adapters.export import to_diffusers
+    from idode.runs.run import open_run
+
+    to_diffusers(open_run(args.run).config.net)

@@ -1,0 +1,499 @@
+"""Each library's convention, by networks known in closed form behind stand-ins of its classes.
+
+The stand-ins have the attributes that adapters look at, and call and answer as the library's own
+objects do; ``make adapters`` compares with the libraries themselves.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import f64
+from torch import Tensor, nn
+
+import idode
+from idode.adapters import ADAPTERS
+from idode.adapters.adapt import open_model
+from idode.diffusion import exact
+from idode.diffusion.predictors import NOISE, VELOCITY, convert
+from idode.diffusion.schedules import SCHEDULES, Schedule
+from idode.errors import InputError
+from idode.likelihood.estimator import LikelihoodSettings
+from idode.numerics import like
+from idode.ode.adams import Adams
+
+VP, SP, VE = SCHEDULES["vp"], SCHEDULES["sp"], SCHEDULES["ve"]
+LEVELS = 17
+LATTICE = exact.Lattice(torch.tensor([[0, 3], [5, 16], [9, 9]]), f64(0.5, 0.3, 0.2), LEVELS)
+VECTORS = exact.mixture([0.6, 0.4], [[0.6, 0.2], [-0.5, 0.1]], [0.04, 0.09])
+ABAR = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64), 0)
+
+
+def scaled(low: float, high: float) -> exact.Mixture:
+    """The lattice as a network trained on [low, high] knows it."""
+    points = low + (high - low) * LATTICE.pixels.double() / (LEVELS - 1)
+    return exact.mixture(LATTICE.probabilities, points, torch.zeros(len(points)))
+
+
+def table_gamma(t: Tensor) -> Tensor:
+    """Gamma at a fractional step of the DDPM table."""
+    gammas = torch.log1p(-ABAR) - torch.log(ABAR)
+    left = t.detach().floor().long().clamp(0, 998)
+    return gammas[left] + (t - left) * (gammas[left + 1] - gammas[left])
+
+
+class Perfect(nn.Module):
+    """What a mixture's perfect network says, from the noise and the state."""
+
+    def __init__(self, data: exact.Mixture, schedule: Schedule, gamma, says) -> None:
+        super().__init__()
+        self.data, self.schedule, self.gamma, self.says = data, schedule, gamma, says
+        self.config = {"sample_size": None, "in_channels": 2}
+        self.channels, self.self_condition = 2, False
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        gamma = self.gamma(time)
+        eps = self.data.noise(x, gamma, self.schedule)
+        alpha, sigma = (like(f(gamma), x) for f in (self.schedule.alpha, self.schedule.sigma))
+        return self.says(x, eps, alpha, sigma)
+
+
+def noise(x: Tensor, eps: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+    return eps
+
+
+def clean(x: Tensor, eps: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+    return (x - sigma * eps) / alpha
+
+
+def v(x: Tensor, eps: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+    return alpha * eps - sigma * clean(x, eps, alpha, sigma)
+
+
+def same(model: idode.DiffusionODE, data: exact.Mixture, schedule: Schedule) -> None:
+    """The model is the perfect one of this data, at states all along its clock, to 1e-5."""
+    low, high = model.gamma_min, min(model.gamma_max, 8.0)
+    gamma = torch.linspace(low, high, 7, dtype=torch.float64)
+    eps = torch.randn(7, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = like(schedule.alpha(gamma), eps) * data.means[0] + like(schedule.sigma(gamma), eps) * eps
+    truth = convert(data.noise(x, gamma, schedule), x, gamma, schedule, NOISE, VELOCITY)
+    torch.testing.assert_close(model.velocity(x, gamma), truth, atol=1e-5, rtol=1e-5)
+
+
+def scheduler(kind: str, **config: object) -> object:
+    """A scheduler of diffusers: a class of this name, a configuration, perhaps a table."""
+    made = type(kind, (), {})()
+    made.config = {"num_train_timesteps": 1000, **config}
+    if "Flow" not in kind and "Ve" not in kind:
+        made.alphas_cumprod = ABAR
+    return made
+
+
+class Output(SimpleNamespace):
+    """What models of diffusers return."""
+
+
+class Wrapped(Perfect):
+    """With the output in an object, as diffusers has it, and variances beside it if asked for."""
+
+    variances = False
+
+    def forward(self, x: Tensor, time: Tensor) -> Output:  # type: ignore[override]
+        said = super().forward(x, time)
+        return Output(sample=torch.cat([said, said], dim=1) if self.variances else said)
+
+
+class TestDiffusers:
+    @pytest.mark.parametrize(
+        ("prediction", "says"), [("epsilon", noise), ("v_prediction", v), ("sample", clean)]
+    )
+    @pytest.mark.parametrize("variances", [False, True])
+    def test_a_table_of_any_prediction(self, prediction, says, variances) -> None:
+        net = Wrapped(scaled(-1, 1), VP, table_gamma, says)
+        net.variances = variances
+        pair = (net, scheduler("DDPMScheduler", prediction_type=prediction))
+        same(idode.adapt(pair, levels=LEVELS), LATTICE.mixture, VP)
+
+    def test_flow_matching(self, capsys: pytest.CaptureFixture[str]) -> None:
+        gamma = lambda t: 2 * torch.logit(t / 1000)  # noqa: E731
+        net = Wrapped(scaled(-1, 1), SP, gamma, lambda x, e, a, s: e - clean(x, e, a, s))
+        pair = (net, scheduler("FlowMatchEulerDiscreteScheduler", shift=3.0))
+        model = idode.adapt(pair, levels=LEVELS)
+        same(model, LATTICE.mixture, SP)
+        assert capsys.readouterr().out == model.description + "\n"
+        assert "predicts velocity, path sp, clock StraightTime, 17 levels on [-1, 1]" in (
+            model.description
+        )
+
+    def test_variance_exploding(self) -> None:
+        net = Wrapped(scaled(0, 1), VE, lambda t: 2 * t.log(), lambda x, e, a, s: -e / s)
+        pair = (net, scheduler("ScoreSdeVeScheduler", sigma_min=0.01, sigma_max=50.0))
+        same(idode.adapt(pair, levels=LEVELS, verbose=False), LATTICE.mixture, VE)
+
+    def test_a_pipeline(self) -> None:
+        net = Wrapped(scaled(-1, 1), VP, table_gamma, noise)
+        pipeline = SimpleNamespace(unet=net, scheduler=scheduler("DDIMScheduler"))
+        same(idode.adapt(pipeline, levels=LEVELS), LATTICE.mixture, VP)
+        pipeline.vae = object()
+        with pytest.raises(InputError, match="diffuses latents of an autoencoder, not pixels"):
+            idode.adapt(pipeline)
+
+    def test_what_cannot_be_read(self) -> None:
+        net = Wrapped(scaled(-1, 1), VP, table_gamma, noise)
+        net.config["time_embedding_type"] = "learned"
+        with pytest.raises(InputError, match="learned time embedding"):
+            idode.adapt((net, scheduler("DDPMScheduler")))
+        del net.config["time_embedding_type"]
+        with pytest.raises(InputError, match="prediction_type of 'x' is not known"):
+            idode.adapt((net, scheduler("DDPMScheduler", prediction_type="x")))
+        odd = scheduler("KarrasVeScheduler")
+        del odd.config["num_train_timesteps"]  # type: ignore[attr-defined]
+        with pytest.raises(InputError, match="is not recognised"):
+            idode.adapt((net, odd))
+        bare = type("UNet2DModel", (nn.Module,), {"__module__": "diffusers.models"})()
+        with pytest.raises(InputError, match=r"UNet2DModel alone.*pair \(model, scheduler\)"):
+            idode.adapt(bare)
+
+    def test_a_folder_by_its_name(self, tmp_path, monkeypatch) -> None:
+        with pytest.raises(InputError, match="no foreign model: write diffusers:FOLDER"):
+            open_model("runs/x")
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(InputError, match="diffusers is not installed"):
+            open_model(f"diffusers:{tmp_path}")
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+        with pytest.raises(InputError, match=r"has no model_index.json"):
+            open_model(f"diffusers:{tmp_path}")
+        net = Wrapped(scaled(-1, 1), VP, table_gamma, noise)
+        pipeline = SimpleNamespace(unet=net, scheduler=scheduler("DDPMScheduler"))
+        loader = SimpleNamespace(from_pretrained=lambda folder, local_files_only: pipeline)
+        module = SimpleNamespace(DiffusionPipeline=loader)
+        monkeypatch.setitem(sys.modules, "diffusers", module)
+        (tmp_path / "model_index.json").write_text("{}")
+        assert open_model(f"diffusers:{tmp_path}").levels == 256
+
+
+class Diffusion(nn.Module):
+    """A GaussianDiffusion of denoising-diffusion-pytorch."""
+
+    def __init__(self, net: nn.Module, objective: str, normalised: bool) -> None:
+        super().__init__()
+        self.model, self.objective, self.channels, self.image_size = net, objective, 2, 1
+        self.register_buffer("alphas_cumprod", ABAR)
+        self.normalize = (lambda x: 2 * x - 1) if normalised else (lambda x: x)
+
+
+class TestDenoisingDiffusionPytorch:
+    @pytest.mark.parametrize(
+        ("objective", "says"), [("pred_noise", noise), ("pred_v", v), ("pred_x0", clean)]
+    )
+    @pytest.mark.parametrize("normalised", [True, False])
+    def test_every_objective(self, objective, says, normalised) -> None:
+        net = Perfect(scaled(-1 if normalised else 0, 1), VP, table_gamma, says)
+        model = idode.adapt(Diffusion(net, objective, normalised), levels=LEVELS)
+        same(model, LATTICE.mixture, VP)
+
+    def test_continuous_time(self) -> None:
+        net = Perfect(scaled(-1, 1), VP, lambda t: -t, noise)
+        thing = nn.Module()
+        thing.model, thing.channels, thing.image_size = net, 2, 1
+        thing.log_snr = lambda t: -torch.log(torch.expm1(1e-4 + 10 * t**2))
+        model = idode.adapt(thing, levels=LEVELS)
+        same(model, LATTICE.mixture, VP)
+        assert model.gamma_max < 10.01
+
+    def test_elucidated(self) -> None:
+        net = Perfect(scaled(-1, 1), VE, lambda t: 2 * t.log(), clean)
+        thing = nn.Module()
+        thing.net, thing.channels, thing.image_size = net, 2, 1
+        thing.sigma_min, thing.sigma_max = 0.002, 80.0
+        thing.preconditioned_network_forward = net.forward
+        same(idode.adapt(thing, levels=LEVELS), LATTICE.mixture, VE)
+
+    def test_self_conditioning_and_learned_times_are_refused(self) -> None:
+        net = Perfect(scaled(-1, 1), VP, table_gamma, noise)
+        net.self_condition = True
+        with pytest.raises(InputError, match="conditioned on its own last prediction"):
+            idode.adapt(Diffusion(net, "pred_noise", True))
+        net.self_condition = False
+        net.time = nn.Embedding(1000, 2)
+        with pytest.raises(InputError, match=r"1000 times up in a learned table \(time\)"):
+            idode.adapt(Diffusion(net, "pred_noise", True))
+
+
+class TestKDiffusion:
+    def denoiser(self, data: exact.Mixture) -> Perfect:
+        net = Perfect(data, VE, lambda t: 2 * t.log(), clean)
+        net.inner_model, net.sigma_data = nn.Identity(), 0.5
+        return net
+
+    def test_a_denoiser_of_vectors_has_the_range_of_edm(self) -> None:
+        model = idode.adapt(self.denoiser(VECTORS))
+        same(model, VECTORS, VE)
+        assert model.levels is None
+        assert model.gamma_min == pytest.approx(2 * math.log(0.002))
+        assert model.gamma_max == pytest.approx(2 * math.log(80))
+
+    def test_a_network_of_edm_for_images(self) -> None:
+        net = self.denoiser(scaled(-1, 1))
+        net.round_sigma, net.img_resolution, net.img_channels = None, 1, 2
+        net.sigma_min, net.sigma_max = 0.0, math.inf
+        same(idode.adapt(net, levels=LEVELS), LATTICE.mixture, VE)
+
+    def test_rounded_noise_levels_are_refused(self) -> None:
+        net = self.denoiser(VECTORS)
+        net.quantize = True
+        with pytest.raises(InputError, match="make it with quantize=False"):
+            idode.adapt(net)
+
+
+class ConditionalFlowMatcher:
+    """As torchcfm has it: means and deviations of the path."""
+
+    def __init__(self, sigma: float) -> None:
+        self.sigma = sigma
+
+    def compute_mu_t(self, x0: Tensor, x1: Tensor, t: Tensor) -> Tensor:
+        return t * x1 + (1 - t) * x0
+
+    def compute_sigma_t(self, t: Tensor) -> Tensor | float:
+        return self.sigma
+
+
+class TargetConditionalFlowMatcher(ConditionalFlowMatcher):
+    def compute_mu_t(self, x0: Tensor, x1: Tensor, t: Tensor) -> Tensor:
+        return t * x1
+
+    def compute_sigma_t(self, t: Tensor) -> Tensor:
+        return 1 - (1 - self.sigma) * t
+
+
+class ExactOptimalTransportConditionalFlowMatcher(ConditionalFlowMatcher):
+    pass
+
+
+def velocity_at(t: Tensor, x: Tensor, deviation, slope) -> Tensor:
+    """The marginal velocity of x = t x1 + deviation(t) noise, for the mixture of vectors."""
+    t, s = t[:, None].double(), deviation(t.double())[:, None]
+    stds, means = VECTORS.stds[None], VECTORS.means[None]
+    variance = (t[..., None] * stds) ** 2 + s[..., None] ** 2
+    away = x[:, None] - t[..., None] * means
+    joint = VECTORS.log_weights - 0.5 * (away**2 / variance + variance.log()).sum(-1)
+    score = -(torch.softmax(joint, 1)[..., None] * away / variance).sum(1)
+    eps = -s * score
+    return (x - s * eps) / t + slope(t[:, 0])[:, None] * eps
+
+
+class TestTorchCFM:
+    @pytest.mark.parametrize("order", ["tx", "xt", "cat"])
+    def test_the_straight_path(self, order: str) -> None:
+        field = lambda t, x: velocity_at(t, x, lambda t: 1 - t, lambda t: -torch.ones_like(t))  # noqa: E731
+        nets = {
+            "tx": lambda t, x: field(t, x),
+            "xt": lambda x, t: field(t, x),
+            "cat": lambda both: field(both[:, -1], both[:, :-1]),
+        }
+        model = idode.adapt((nets[order], ConditionalFlowMatcher(0.0)))
+        same(model, VECTORS, SP)
+        assert model.gaussian_path
+
+    @pytest.mark.parametrize(
+        ("matcher", "deviation"),
+        [
+            (TargetConditionalFlowMatcher(0.1), lambda t: 1 - 0.9 * t),
+            (ConditionalFlowMatcher(0.1), lambda t: torch.sqrt((1 - t) ** 2 + 0.01)),
+        ],
+        ids=["target", "independent"],
+    )
+    def test_noise_left_at_the_data(self, matcher, deviation) -> None:
+        def slope(t: Tensor) -> Tensor:
+            with torch.enable_grad():
+                t = t.detach().requires_grad_()
+                return torch.autograd.grad(deviation(t).sum(), t)[0]
+
+        net = lambda t, x: velocity_at(t, x, deviation, slope)  # noqa: E731
+        model = idode.adapt((net, matcher))
+        same(model, VECTORS, model.schedule)
+        end = f64(model.gamma_min, 40.0)
+        assert model.gamma_min == pytest.approx(2 * math.log(0.1))
+        # The prior is the base and the matcher's own noise together.
+        prior = float(model.schedule.sigma(end)[1])
+        assert prior == pytest.approx(float(deviation(f64(0.0))[0]), abs=1e-6)
+
+    def test_optimal_transport_is_an_ode_and_no_diffusion(self) -> None:
+        matcher = ExactOptimalTransportConditionalFlowMatcher(0.0)
+        model = idode.adapt((lambda t, x: x, matcher), levels=LEVELS)
+        assert "no SDE bound" in model.description
+        with pytest.raises(InputError, match="optimal transport.*SDE bound"):
+            model.sde_bound(LATTICE.pixels)
+
+
+class TestFlowMatching:
+    def test_its_schedulers_are_asked(self) -> None:
+        class Scheduler:
+            def __call__(self, t: Tensor) -> SimpleNamespace:
+                return SimpleNamespace(
+                    alpha_t=torch.sin(t * math.pi / 2), sigma_t=torch.cos(t * math.pi / 2)
+                )
+
+            def snr_inverse(self, snr: Tensor) -> Tensor:
+                raise NotImplementedError
+
+        def net(x: Tensor, t: Tensor) -> Tensor:
+            angle = t.double() * math.pi / 2
+            gamma = -2 * torch.log(torch.tan(angle))
+            eps = VECTORS.noise(x, gamma, VP)
+            x0 = (x - angle.cos()[:, None] * eps) / angle.sin()[:, None]
+            return math.pi / 2 * (angle.cos()[:, None] * x0 - angle.sin()[:, None] * eps)
+
+        for second in (Scheduler(), SimpleNamespace(scheduler=Scheduler())):
+            model = idode.adapt((net, second))
+            same(model, VECTORS, VP)
+
+
+class TestZuko:
+    class Transform(nn.Module):
+        """A linear flow: data N(0, e^-2a I) at t = 0 to N(0, I) at t = 1."""
+
+        def __init__(self, a: float) -> None:
+            super().__init__()
+            self.a = nn.Parameter(torch.tensor(a, dtype=torch.float64))
+            self.times = (0.0, 1.0)
+
+        def f(self, t: Tensor, x: Tensor, c: Tensor | None = None) -> Tensor:
+            return self.a * (x if c is None else x + c)
+
+    def flow(self, std: float = 1.0) -> SimpleNamespace:
+        base = torch.distributions.Normal(torch.zeros(2), std * torch.ones(2))
+        return SimpleNamespace(transform=self.Transform(0.7), base=lambda: base)
+
+    def test_the_density_is_the_flows(self) -> None:
+        model = idode.adapt(self.flow())
+        x = torch.randn(5, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        normal = torch.distributions.Normal(0.0, math.exp(-0.7))
+        found = idode.log_prob(model, x, clean=True, solver=Adams(steps=200))
+        torch.testing.assert_close(
+            found.log_p.detach(), normal.log_prob(x).sum(1), atol=1e-5, rtol=0
+        )
+        given = {"context": torch.ones_like(x)}
+        assert not torch.allclose(idode.log_prob(model, x, condition=given).log_p, found.log_p)
+
+    def test_what_is_no_flow_along_an_ode(self) -> None:
+        with pytest.raises(InputError, match="standard normal"):
+            idode.adapt(self.flow(2.0))
+        with pytest.raises(InputError, match="only zuko's CNF"):
+            idode.adapt(SimpleNamespace(transform=nn.Identity(), base=None))
+
+
+class VPSDE:
+    """As score_sde has it."""
+
+    beta_0, beta_1 = 0.1, 20.0
+
+    def marginal_prob(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        log_mean = -0.25 * t**2 * (self.beta_1 - self.beta_0) - 0.5 * t * self.beta_0
+        return torch.exp(log_mean)[:, None] * x, 1 - torch.exp(2 * log_mean)
+
+
+class subVPSDE(VPSDE):
+    pass
+
+
+class TestScoreSDE:
+    def test_vp_is_told_999_times_the_time(self) -> None:
+        def gamma(label: Tensor) -> Tensor:
+            t = label / 999
+            integral = 0.1 * t + 19.9 * t**2 / 2
+            return integral + torch.log(-torch.expm1(-integral))
+
+        net = Perfect(scaled(-1, 1), VP, gamma, noise)
+        same(idode.adapt((net, VPSDE()), levels=LEVELS), LATTICE.mixture, VP)
+
+    def test_sub_vp_has_its_own_path(self) -> None:
+        sde = subVPSDE()
+
+        def net(x: Tensor, label: Tensor) -> Tensor:
+            mean, std = sde.marginal_prob(torch.ones_like(x[:, :1]), label.double() / 999)
+            gamma = 2 * torch.log(std / mean[:, 0])
+            alpha, ratio = mean, torch.exp(gamma / 2)[:, None]
+            # The same information as in a variance-exploding state, x / alpha.
+            assert ratio.shape == alpha.shape
+            return scaled(-1, 1).noise(x / alpha, gamma, VE)
+
+        model = idode.adapt((net, sde), levels=LEVELS)
+        same(model, LATTICE.mixture, model.schedule)
+
+    def test_ve_is_told_sigma(self) -> None:
+        sde = SimpleNamespace(sigma_min=0.01, sigma_max=50.0, marginal_prob=None)
+        net = Perfect(scaled(0, 1), VE, lambda t: 2 * t.log(), lambda x, e, a, s: -e / s)
+        same(idode.adapt((net, sde), levels=LEVELS), LATTICE.mixture, VE)
+
+
+def test_what_nobody_knows_is_refused_with_what_there_is() -> None:
+    with pytest.raises(InputError, match=r"a Linear is not recognised \(diffusers: a pipeline"):
+        idode.adapt(nn.Linear(2, 2))
+    with pytest.raises(InputError, match="a pair of Linear and str is not recognised"):
+        idode.adapt((nn.Linear(2, 2), "ddpm"))
+
+
+def test_sources_are_listed_without_their_libraries() -> None:
+    assert set(ADAPTERS) == {
+        "diffusers", "denoising-diffusion-pytorch", "k-diffusion", "torchcfm", "flow_matching",
+        "zuko", "score_sde",
+    }  # fmt: skip
+    assert all(ADAPTERS.summaries.values())
+
+
+def test_an_adapted_model_is_evaluated_sampled_and_conditioned_like_any_other() -> None:
+    """Labels travel with their images; samples come with their log-density."""
+
+    class Labelled(Wrapped):
+        def forward(self, x: Tensor, time: Tensor, class_labels: Tensor | None = None) -> Output:  # type: ignore[override]
+            flat = super().forward(x.flatten(1).double(), time.double()).sample
+            shift = 0.0 if class_labels is None else class_labels[:, None].double()
+            return Output(sample=(flat + shift).reshape(x.shape).to(x.dtype))
+
+    net = Labelled(scaled(-1, 1), VP, table_gamma, noise)
+    model = idode.adapt(
+        (net, scheduler("DDPMScheduler")), levels=LEVELS, shape=(2, 1, 1), verbose=False
+    )
+    pixels = LATTICE.pixels.reshape(3, 2, 1, 1)
+    how = LikelihoodSettings(n_probes=0, solver=Adams(steps=60))
+    right = model.bits_per_dim(pixels, how, labels=torch.zeros(3))
+    wrong = model.bits_per_dim(pixels, how, labels=torch.full((3,), 0.1))
+    assert right.mean == pytest.approx(float(-LATTICE.probabilities.log2().mean()) / 2, abs=0.15)
+    assert wrong.mean > right.mean + 0.01
+    drawn = model.sample(4, log_prob=True, solver=Adams(steps=60), labels=torch.zeros(4))
+    assert drawn.log_p is not None
+    assert drawn.data.shape == (4, 2, 1, 1)
+
+
+class TestFolders:
+    def test_a_model_is_saved_and_read_back_without_a_network(self, tmp_path) -> None:
+        ode = idode.load("pretrained:digits", device="cpu")
+        ode.save_pretrained(tmp_path / "mine", data="digits")
+        names = {path.name for path in (tmp_path / "mine").iterdir()}
+        assert {"config.json", "model.safetensors"} <= names
+        again = idode.DiffusionODE.from_pretrained(tmp_path / "mine")
+        x, gamma = torch.zeros(2, 1, 8, 8), torch.tensor(0.0)
+        assert torch.equal(ode.velocity(x, gamma), again.velocity(x, gamma))
+        assert (again.levels, again.shape) == (ode.levels, ode.shape)
+        assert (again.gamma_min, again.gamma_max) == (ode.gamma_min, ode.gamma_max)
+        with pytest.raises(InputError):
+            ode.save_pretrained(tmp_path / "mine")
+
+    def test_other_peoples_networks_are_theirs_to_save(self, tmp_path) -> None:
+        model = idode.wrap(nn.Identity(), "noise", "vp")
+        with pytest.raises(InputError, match="CheckedNetwork cannot be rebuilt"):
+            model.save_pretrained(tmp_path / "x")
+
+    def test_export_says_why_not(self, capsys: pytest.CaptureFixture[str]) -> None:
+        from idode.cli.main import main
+
+        assert main(["export", "pretrained:digits", "--to", "diffusers"]) == 2
+        said = capsys.readouterr().err
+        assert "no equivalent in diffusers: the U-Net keeps its resolution" in said
+        assert "idode.load" in said
