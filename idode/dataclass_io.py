@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import types
 import typing
 from collections.abc import Mapping
@@ -11,11 +10,12 @@ from typing import Any
 
 from idode.errors import InputError
 
-__all__ = ["at_least", "field_types", "new_field", "parse", "table"]
+__all__ = ["at_least", "at_most", "field_types", "new_field", "parse", "table"]
 
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 NONE_WORDS = {"none", "null"}
 NEW = "new"
+LARGEST = 1e300  # of a setting: JSON has whole numbers that are no float
 
 # Fields that files of format 1 may contain and that no longer exist: the value that changes
 # nothing, with which the field is ignored, and why there is no other.
@@ -36,9 +36,16 @@ def at_least(config: object, **limits: float) -> None:
     """Refuse a field below its limit; written so that NaN is refused too."""
     for name, low in limits.items():
         value = getattr(config, name)
-        if value is not None and not (value >= low and math.isfinite(value)):
-            finite = "" if math.isfinite(value) else " and finite"
-            raise InputError(f"{name}: must be at least {low:g}{finite}, got {value}")
+        if value is not None and not (low <= value <= LARGEST):
+            finite = "" if value < low else " and finite"
+            raise InputError(f"{name}: must be at least {low:g}{finite}, got {value!s:.80}")
+
+
+def at_most(config: object, **limits: int) -> None:
+    """Refuse a field above its limit."""
+    for name, high in limits.items():
+        if getattr(config, name) > high:
+            raise InputError(f"{name}: must be at most {high}, got {getattr(config, name)!s:.80}")
 
 
 def field_types(cls: type) -> dict[str, Any]:
@@ -66,7 +73,7 @@ def parse(text: str, hint: Any, name: str) -> Any:  # noqa: ANN401  whatever the
         what = {bool: "true or false", int: "a whole number", float: "a number"}
         wanted = what.get(kind, "numbers separated by commas")
         none = ", or none" if types.NoneType in options else ""
-        raise InputError(f"{name}={text}: must be {wanted}{none}") from None
+        raise InputError(f"{name}={text:.80}: must be {wanted}{none}") from None
 
 
 def table(cls: type, values: Mapping[str, Any], prefix: str) -> Any:  # noqa: ANN401
@@ -109,7 +116,7 @@ def _read(value: Any, hint: Any, name: str) -> Any:  # noqa: ANN401
                 return value
             if isinstance(value, dict):
                 return table(kind, value, f"{name}.")
-        elif kind is float and type(value) is int:
+        elif kind is float and type(value) is int and abs(value) <= LARGEST:
             return float(value)
         elif typing.get_origin(kind) is None and type(value) is kind:
             return value

@@ -8,10 +8,11 @@ traceback.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping
 from typing import TypeVar
 
-__all__ = ["DataWarning", "InputError", "NumericalError", "choose"]
+__all__ = ["DataWarning", "InputError", "NumericalError", "choose", "from_system", "one_line"]
 
 T = TypeVar("T")
 
@@ -32,6 +33,29 @@ def choose(what: str, name: str, table: Mapping[str, T]) -> T:
     if name not in table:
         raise InputError(f"no {what} called {name!r}: choose one of {', '.join(table)}")
     return table[name]
+
+
+def one_line(text: str) -> str:
+    r"""Text on one line, control characters spelled out: a file may hold escapes of the terminal.
+
+    >>> one_line("a\x1b[31m\nb")
+    'a\\x1b[31m\\nb'
+    """
+    return "".join(c.encode("unicode_escape").decode() if _control(c) else c for c in text)
+
+
+def _control(character: str) -> bool:
+    kind = unicodedata.category(character)
+    return kind.startswith("C") or kind in ("Zl", "Zp")
+
+
+def from_system(error: OSError | MemoryError) -> InputError:
+    """What the system says, as a sentence; for errors that no reader or writer has explained."""
+    if isinstance(error, MemoryError):
+        return InputError("there is not enough memory: make the work smaller")
+    place = "" if error.filename is None else f"{error.filename}: "
+    reason = error.strerror or str(error) or type(error).__name__
+    return InputError(f"{place}{reason}; check the path, its permissions and the room on disk")
 
 
 class NumericalError(ArithmeticError):

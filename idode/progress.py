@@ -8,6 +8,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from idode.errors import one_line
+
 __all__ = ["Bar", "LateBar", "Stages"]
 
 
@@ -78,7 +80,7 @@ class Bar:
     def notice(self, text: str) -> None:
         """Print a line above the bar."""
         if not self._quiet or text.startswith("warning"):
-            tqdm.write(text, file=sys.stderr)
+            tqdm.write(one_line(text), file=sys.stderr)
 
     def progress(self, step: int, metrics: Mapping[str, float]) -> None:
         """Move the bar to ``step``; shows the latest loss and held-out value in bits/dim."""

@@ -25,12 +25,12 @@ from idode.errors import InputError
 __all__ = [
     "checksum",
     "locked_folder",
-    "new_folder",
     "open_regular",
     "parse_json",
     "read_json",
     "remove",
     "replacing",
+    "scratch_folder",
     "sweep",
     "sync_folder",
     "try_lock",
@@ -147,11 +147,19 @@ def _create(folder: Path) -> tuple[Path, IO[bytes]]:
         file.close()  # swept between its creation and its lock
 
 
-def new_folder(parent: Path) -> Path:
-    """A new hidden folder with a random name, which :func:`sweep` removes if it is left over."""
+@contextlib.contextmanager
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """A new hidden folder, removed in the end unless it was renamed; swept after a kill."""
+    sweep(parent)
     path = _unused(parent)
     path.mkdir()
-    return path
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try_lock(descriptor)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
 
 
 def sweep(folder: Path) -> None:

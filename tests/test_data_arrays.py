@@ -127,7 +127,7 @@ def test_npz_files_of_several_arrays_need_a_key(tmp_path):
     with pytest.raises(InputError, match="'other'"):
         load(f"npz:{tmp_path / 'a.npz'}?key=other", tmp_path / "cache")
     (tmp_path / "b.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:-50])
-    with pytest.raises(InputError, match=r"not a \.npz"):
+    with pytest.raises(InputError, match=r"again as a \.npz"):
         load(f"npz:{tmp_path / 'b.npz'}", tmp_path / "cache")
 
 

@@ -5,6 +5,7 @@ Imports are inside of :func:`main`, so that Ctrl-C during an import ends like an
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     prog = "idode"
     try:
-        from idode.errors import InputError, NumericalError
+        from idode.errors import InputError, NumericalError, from_system, one_line
 
         if argv is None:  # not called from Python: the process is ours
             from idode.cli.process import (
@@ -68,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             end_imports_on_interrupt()
             keep_freed_memory()
             spin_briefly()
+            for stream in (sys.stdout, sys.stderr):  # file names need not be valid text
+                if isinstance(stream, io.TextIOWrapper):
+                    stream.reconfigure(errors="backslashreplace")
         if not words:
             overview().print_help()
             return 0
@@ -76,11 +80,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             prog = f"idode {name}"
             return run(name, words[1:])
         except InputError as error:
-            print(f"{prog}: {error}", file=sys.stderr)
+            print(f"{prog}: {one_line(str(error))}", file=sys.stderr)
             return USAGE_ERROR
         except NumericalError as error:
-            print(f"{prog}: {error}", file=sys.stderr)
+            print(f"{prog}: {one_line(str(error))}", file=sys.stderr)
             return NUMERICAL_ERROR
+        except BrokenPipeError:
+            raise
+        except (OSError, MemoryError) as error:
+            print(f"{prog}: {one_line(str(from_system(error)))}", file=sys.stderr)
+            return USAGE_ERROR
     except KeyboardInterrupt as stop:
         print(f"{prog}: {str(stop) or 'interrupted'}", file=sys.stderr)
         return INTERRUPTED
@@ -118,4 +127,6 @@ def run(name: str, words: Sequence[str]) -> int:
 
 def _show_warning(message: Warning | str, *_: object) -> None:
     """A warning as one line, without the place in the code that a user cannot know."""
-    print(f"warning: {message}", file=sys.stderr)
+    from idode.errors import one_line
+
+    print(f"warning: {one_line(str(message))}", file=sys.stderr)

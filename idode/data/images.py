@@ -1,4 +1,4 @@
-"""Folders, tars and zips of image files, in any format Pillow reads.
+"""Folders, tars and zips of image files: PNG, JPEG, BMP, GIF, TIFF, WebP and PPM.
 
 Kept as they are: 8-bit grey or colour gives 256 levels, 16-bit grey gives 65,536. Alpha is
 dropped and EXIF orientation ignored. 16-bit colour is refused, because Pillow would silently cut
@@ -8,6 +8,7 @@ it down to 8 bits and the bits/dim would be those of other data.
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,12 +21,24 @@ from PIL import Image, UnidentifiedImageError
 
 from idode.data.archive import Member, members
 from idode.data.format import CHUNK_ROWS, Chunks, FileFormat, SplitName, held_out
+from idode.data.limits import check_growth, max_file_bytes, max_pixels
+from idode.data.mapped import BLOCK_BYTES
 from idode.errors import InputError
 
 __all__ = ["Images", "decode", "decode_all"]
 
-MAX_FILE_BYTES = 1 << 28
-MAX_PIXELS = 1 << 26
+# Pillow's other formats are rare, and some run programs such as Ghostscript.
+EXTENSIONS = {
+    "PNG": (".png",),
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+}
+KNOWN = frozenset(extension for names in EXTENSIONS.values() for extension in names)
+LARGE = 4  # an image that is not scaled down is copied a few times: so often fewer pixels
 TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("test", "valid", "validation", "val")
 GREY_MODES = {"1", "L", "LA"}
@@ -36,12 +49,8 @@ def open_image(data: bytes, name: str) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(data))
-            if image.width * image.height > MAX_PIXELS:
-                raise InputError(
-                    f"{name} declares {image.width}x{image.height} pixels, more than "
-                    f"{MAX_PIXELS}: make it smaller or remove it"
-                )
+            image = Image.open(io.BytesIO(data), formats=tuple(EXTENSIONS))
+            check_pixels(image, len(data), name)
             sixteen = ";16" in str(image.tile) and not image.mode.startswith("I")
             image.load()
     except InputError:
@@ -62,6 +71,17 @@ def open_image(data: bytes, name: str) -> Image.Image:
     return image
 
 
+def check_pixels(image: Image.Image, packed: int, name: str) -> None:
+    """Refuse a picture that declares more pixels than are allowed or than its file can hold."""
+    pixels = image.width * image.height
+    if pixels > max_pixels():
+        raise InputError(
+            f"{name} declares {image.width}x{image.height} pixels, more than {max_pixels()}: make "
+            "it smaller, remove it, or set IDODE_MAX_PIXELS"
+        )
+    check_growth(name, packed, pixels * len(image.getbands()))
+
+
 def decode(data: bytes, name: str, size: int | None = None) -> NDArray[Any]:
     """One image file as ``(C, H, W)``, uint8 or, for 16-bit grey, uint16.
 
@@ -78,7 +98,8 @@ def decode(data: bytes, name: str, size: int | None = None) -> NDArray[Any]:
         return np.asarray(image).astype(np.uint16)[None]
     if image.mode in {"I", "F"}:
         raise InputError(f"{name} has 32 bits a pixel: use npy: with uint16 or fewer levels")
-    image = image.convert("L" if image.mode in GREY_MODES else "RGB")
+    mode = "L" if image.mode in GREY_MODES else "RGB"
+    image = image if image.mode == mode else image.convert(mode)
     if size is not None:
         image = image.resize((size, size), Image.Resampling.BOX)
     pixels = np.asarray(image)
@@ -91,13 +112,14 @@ def decode_all(
     """Names and equal images ``(C, H, W)``; the first says how many channels unless told."""
     first: NDArray[Any] | None = None
     for member in files:
-        pixels = decode(member.read(MAX_FILE_BYTES), member.shown, size)
+        pixels = decode(member.read(max_file_bytes()), member.shown, size)
         wanted = channels or (len(pixels) if first is None else len(first))
         if len(pixels) > wanted:
             raise InputError(
                 f"{member.shown} is in colour and the images before it are grey: add channels=3"
             )
-        pixels = np.repeat(pixels, wanted // len(pixels), axis=0)
+        if len(pixels) != wanted:
+            pixels = np.repeat(pixels, wanted // len(pixels), axis=0)
         first = pixels if first is None else first
         if (pixels.shape, pixels.dtype) != (first.shape, first.dtype):
             raise InputError(
@@ -118,8 +140,7 @@ def split_of(name: str) -> SplitName | None:
 
 
 def image_members(path: Path) -> Iterator[Member]:
-    known = Image.registered_extensions()
-    return (m for m in members(path) if PurePosixPath(m.name).suffix.lower() in known)
+    return (m for m in members(path) if PurePosixPath(m.name).suffix.lower() in KNOWN)
 
 
 @dataclass(frozen=True)
@@ -140,6 +161,11 @@ class Images(FileFormat):
     def __post_init__(self) -> None:
         if self.size is not None and self.size < 1:
             raise InputError(f"size: must be at least 1, got {self.size}")
+        if self.size is not None and LARGE * self.size**2 > max_pixels():
+            most = math.isqrt(max_pixels() // LARGE)
+            raise InputError(
+                f"size: must be at most {most}, got {self.size}; IDODE_MAX_PIXELS allows more"
+            )
         if self.channels not in (None, 3):
             raise InputError(
                 f"channels={self.channels}: give 3 to read grey images as colour, or nothing"
@@ -154,7 +180,7 @@ class Images(FileFormat):
             last = bool(held_out(np.array([i]), self.test)[0])
             split = (split_of(name) if own else None) or ("test" if last else "train")
             waiting[split].append(pixels)
-            if len(waiting[split]) == CHUNK_ROWS:
+            if len(waiting[split]) >= min(CHUNK_ROWS, max(1, BLOCK_BYTES // pixels.nbytes)):
                 yield split, np.stack(waiting[split])
                 waiting[split] = []
         for split, rest in waiting.items():

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from idode.data import FORMATS, PUBLISHED
-from idode.data.archive import visible
+from idode.data.archive import check_source, walk
 from idode.data.download import Progress
 from idode.data.identity import Identity, content_hash
 from idode.data.prepared import Dataset, open_prepared, prepare
@@ -60,7 +60,14 @@ def parse(text: str) -> Spec:
         name, _, value = item.partition("=")
         hint = choose(f"option of {kind}", name, field_types(FORMATS[kind]))
         options[name] = parse_value(value, hint, f"data {text}: {name}")
-    return Spec(kind, Path(place).expanduser() if place else None, MappingProxyType(options))
+    return Spec(kind, _expanded(place) if place else None, MappingProxyType(options))
+
+
+def _expanded(place: str) -> Path:
+    try:
+        return Path(place).expanduser()
+    except RuntimeError:
+        raise InputError(f"{place}: there is no such user, write the path in full") from None
 
 
 def default_root() -> Path:
@@ -112,22 +119,19 @@ def verify(spec: str, root: Path | None = None) -> Identity:
 
 def fingerprint(spec: Spec, path: Path) -> str:
     """Changes when a file below ``path`` or an option does; contents are not read."""
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-    total = hashlib.sha256(f"{spec.kind} {sorted(spec.options.items())} {path}".encode())
+    files = [path] if path.is_file() else sorted(walk(path))
+    total = hashlib.sha256(os.fsencode(f"{spec.kind} {sorted(spec.options.items())} {path}"))
     for file in files:
-        name = file.relative_to(path).as_posix()
-        if visible(name):
-            state = file.stat()
-            total.update(f"\n{name} {state.st_size} {state.st_mtime_ns}".encode())
+        state, name = file.stat(), file.relative_to(path).as_posix()
+        total.update(os.fsencode(f"\n{name} {state.st_size} {state.st_mtime_ns}"))
     return total.hexdigest()[:16]
 
 
 def load_files(spec: Spec, root: Path) -> Dataset:
     """Files of the user, prepared under a name that follows their state on disk."""
     assert spec.path is not None
+    check_source(spec.path)
     path = spec.path.resolve()
-    if not path.exists():
-        raise InputError(f"there is no file or folder {spec.path}: check the path")
     folder = root / "files" / f"{spec.kind}-{fingerprint(spec, path)}"
     if folder.is_dir():
         return open_prepared(folder)

@@ -6,10 +6,9 @@ one rename, so a folder that exists is complete; a process that dies on the way 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from idode.data.format import Chunks, SplitName
 from idode.data.identity import Identity, content_hash
 from idode.errors import InputError
+from idode.storage import read_json, scratch_folder, write_atomically
 
 __all__ = ["Dataset", "Split", "open_prepared", "prepare"]
 
@@ -157,47 +157,53 @@ def prepare(
 
     ``few`` is what to do where a split has no samples, ``none`` where neither has.
     """
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = folder.parent / f".{folder.name}-{uuid.uuid4().hex}"
-        scratch.mkdir()
-    except OSError as error:
-        raise InputError(
-            f"cannot write to {folder.parent} ({error.strerror}): set IDODE_DATA to another folder"
-        ) from error
-    try:
-        levels = write_splits(chunks, scratch, levels, name, few, none)
-        train, test = (np.load(scratch / f"{s}.npy", mmap_mode="r") for s in SPLITS)
-        shape = tuple(train.shape[1:])
-        hashed = content_hash(train, test)
-        identity = Identity(name, version, len(train), len(test), levels, shape, hashed)
-        check(identity)
-        (scratch / "identity.json").write_text(json.dumps(identity.to_json(), indent=1) + "\n")
+    with contextlib.ExitStack() as stack:
         try:
-            scratch.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
-            # Another process was faster: its folder is as complete as ours.
-    except OSError as error:
-        raise InputError(f"cannot prepare {name} in {folder.parent}: {error}") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            scratch = stack.enter_context(scratch_folder(folder.parent))
+        except OSError as error:
+            raise InputError(
+                f"cannot write to {folder.parent} ({error.strerror}): set IDODE_DATA to another "
+                "folder"
+            ) from error
+        try:
+            levels = write_splits(chunks, scratch, levels, name, few, none)
+            train, test = (np.load(scratch / f"{s}.npy", mmap_mode="r") for s in SPLITS)
+            shape = tuple(train.shape[1:])
+            hashed = content_hash(train, test)
+            identity = Identity(name, version, len(train), len(test), levels, shape, hashed)
+            check(identity)
+            text = json.dumps(identity.to_json(), indent=1) + "\n"
+            write_atomically(scratch / "identity.json", text)
+            _publish(scratch, folder)
+        except OSError as error:
+            raise InputError(f"cannot prepare {name} in {folder.parent}: {error}") from error
     return open_prepared(folder)
+
+
+def _publish(scratch: Path, folder: Path) -> None:
+    try:
+        scratch.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        # Another process was faster: its folder is as complete as ours.
 
 
 def open_prepared(folder: Path) -> Dataset:
     """Map a prepared folder; what the files hold must be what the identity says."""
     try:
-        identity = Identity.from_json(json.loads((folder / "identity.json").read_text()))
+        identity = Identity.from_json(read_json(folder / "identity.json"))
         train, test = (
             np.load(folder / f"{s}.npy", mmap_mode="r", allow_pickle=False) for s in SPLITS
         )
-    except (OSError, ValueError, EOFError) as error:
+        found = (len(train), len(test), tuple(train.shape[1:]), tuple(test.shape[1:]))
+    # NumPy raises nearly anything for a damaged header, TokenError among it.
+    except Exception as error:
         raise InputError(
-            f"the prepared data in {folder} is damaged ({error}): delete the folder and load again"
+            f"the prepared data in {folder} is damaged ({error!s:.200}): delete the folder and "
+            "load again"
         ) from error
-    found = (len(train), len(test), tuple(train.shape[1:]), tuple(test.shape[1:]))
     if found != (identity.train_size, identity.test_size, identity.shape, identity.shape):
         raise InputError(
             f"the prepared data in {folder} is not what its identity says: delete the folder and "

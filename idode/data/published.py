@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from idode.data.archive import check_source
 from idode.data.download import Progress, download
 from idode.data.format import Chunks
 from idode.data.identity import Identity
@@ -74,8 +75,8 @@ class Published:
     def load(self, source: Path | None, root: Path) -> Dataset:
         """The prepared form in ``root``, made from the files in ``source`` if it is missing."""
         folder = root / self.name
-        if source is not None and not source.exists():
-            raise InputError(f"there is no file or folder {source}: check the path")
+        if source is not None:
+            check_source(source)
         if folder.is_dir():
             return open_prepared(folder)
         if source is None:

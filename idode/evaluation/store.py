@@ -1,26 +1,30 @@
 """A file of finished work: one line of JSON for each piece, only ever appended to.
 
 The first line says what the work is. A process that is killed leaves at most a torn last line,
-which the next one removes; a line is there only after it is on disk. Each of several processes
+which the next one removes; a line is there only after it is on disk. Each line carries a checksum:
+one that was changed or damaged is left out, and its work is done again. Each of several processes
 writes a file of its own beside the first, ``NAME.1.jsonl`` and so on, and reads all of them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from idode.errors import InputError
-from idode.storage import sync_folder
+from idode.storage import open_regular, parse_json, sync_folder, try_lock
 
 __all__ = ["JsonlStore"]
 
 FORMAT = 1
+SUM = "sha256"  # of the rest of the line, its first 16 digits
 
 
 class JsonlStore:
@@ -38,7 +42,7 @@ class JsonlStore:
         own = path if rank == 0 else path.with_name(f"{path.stem}.{rank}{path.suffix}")
         try:
             own.parent.mkdir(parents=True, exist_ok=True)
-            self._file = own.open("a+b", buffering=0)
+            self._file = _open(own)
             sync_folder(own.parent)  # or a power cut takes the file with all its lines
         except OSError as error:
             raise InputError(
@@ -48,7 +52,7 @@ class JsonlStore:
             _lock(self._file, own)
             self._records = self._begin(own)
             for sibling in self._siblings(own):
-                text = sibling.read_bytes()
+                text = _content(sibling)
                 self._records += self._read(sibling, text[: text.rfind(b"\n") + 1])
         except BaseException:
             self._file.close()
@@ -65,7 +69,9 @@ class JsonlStore:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write a line; when this returns it survives a power cut."""
-        line = json.dumps(record).encode() + b"\n"
+        self._append(json.dumps({**record, SUM: _sum(record)}).encode() + b"\n")
+
+    def _append(self, line: bytes) -> None:
         try:
             written = self._file.write(line)
             os.fsync(self._file.fileno())
@@ -92,7 +98,7 @@ class JsonlStore:
         if len(whole) < len(text):
             self._file.truncate(len(whole))
         if not whole:
-            self.append(self._header)
+            self._append(first)
         return found
 
     def _read(self, path: Path, text: bytes) -> list[Mapping[str, Any]]:
@@ -110,7 +116,7 @@ class JsonlStore:
                 f"{path} is the journal of an evaluation with another {other}: name another file "
                 "with --journal FILE"
             )
-        return [line for line in lines[1:] if line is not None and "stage" in line]
+        return [line for line in map(_verified, lines[1:]) if line is not None and "stage" in line]
 
     def _siblings(self, own: Path) -> list[Path]:
         name = re.escape(self.path.stem) + r"(\.\d+)?" + re.escape(self.path.suffix)
@@ -126,24 +132,46 @@ class JsonlStore:
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
     with contextlib.suppress(ValueError):
-        value = json.loads(line)
+        value = parse_json(line)
         if isinstance(value, dict):
             return value
     return None
 
 
+def _sum(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record).encode()).hexdigest()[:16]
+
+
+def _verified(line: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A record without its checksum; ``None`` if that is wrong or missing."""
+    if line is None:
+        return None
+    record = {name: value for name, value in line.items() if name != SUM}
+    return record if line.get(SUM) == _sum(record) else None
+
+
+def _open(path: Path) -> IO[bytes]:
+    """The file to append to; a pipe or device, which reads for ever, raises ``OSError``."""
+    file = open(path, "a+b", buffering=0, opener=_unblocked)  # noqa: SIM115  kept open
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(None, "not a regular file", str(path))
+    return file
+
+
+def _unblocked(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+
+
+def _content(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return file.read()
+
+
 def _lock(file: IO[bytes], path: Path) -> None:
     """Refuse a file that a living process writes; the lock ends with the process."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if try_lock(file.fileno()) is False:
         raise InputError(
             f"another process is at this evaluation and writes {path}: wait for it, or name "
             "another file with --journal FILE"
-        ) from None
-    except OSError:
-        return  # a file system without locks
+        )

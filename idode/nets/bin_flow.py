@@ -21,6 +21,8 @@ from idode.numerics import per_sample
 
 __all__ = ["BinFlow", "BinFlowConfig"]
 
+MAX_SIZE = 1024  # of each number below: files come from strangers
+
 
 @dataclass(frozen=True)
 class BinFlowConfig:
@@ -41,8 +43,9 @@ class BinFlowConfig:
     def __post_init__(self) -> None:
         least = {"channels": 1, "width": 1, "layers": 1, "pieces": 1}
         for name, low in least.items():
-            if getattr(self, name) < low:
-                raise InputError(f"{name} must be at least {low}, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value <= MAX_SIZE:
+                raise InputError(f"{name} must be {low} to {MAX_SIZE}, got {value!r:.80}")
 
 
 class _Look(nn.Module):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from idode.dataclass_io import at_least, new_field
+from idode.dataclass_io import at_least, at_most, new_field
 from idode.errors import InputError
 
 __all__ = ["CustomNetConfig", "MLPConfig", "UNetConfig"]
 
+# Far above any network, and small enough that its size can be computed at once.
+MAX_DEPTH, MAX_WIDTH, MAX_LEVELS = 1000, 10**9, 2**32
 PLACES = ("middle", "everywhere", "none")
 
 
@@ -47,6 +49,7 @@ class UNetConfig:
 
     def __post_init__(self) -> None:
         at_least(self, channels=1, levels=2, width=4, depth=1, groups=1, halvings=0)
+        at_most(self, depth=MAX_DEPTH, width=MAX_WIDTH, levels=MAX_LEVELS, channels=MAX_WIDTH)
         if self.width % 2 or self.width % self.groups:
             raise InputError(
                 f"width={self.width}: must be even and a multiple of groups={self.groups}"
@@ -88,6 +91,7 @@ class MLPConfig:
 
     def __post_init__(self) -> None:
         at_least(self, features=1, levels=2, width=4, depth=1)
+        at_most(self, depth=MAX_DEPTH, width=MAX_WIDTH, levels=MAX_LEVELS)
         if self.width % 2:
             raise InputError(f"width={self.width}: must be even")
         if not 0 <= self.dropout < 1:

@@ -19,7 +19,7 @@ from idode.likelihood.learned_dequantization import BASES, Learned
 from idode.nets.bin_flow import BinFlow, BinFlowConfig
 from idode.runs.run import MODEL, Run, shell_command
 from idode.runs.tensor_file import save_tensors
-from idode.storage import checksum
+from idode.storage import checksum, parse_json
 
 __all__ = [
     "DEQUANTIZER",
@@ -78,8 +78,8 @@ def load_dequantizer(run: Run, device: torch.device | str = "cpu") -> Learned:
         with safe_open(file, "pt") as opened:
             described = opened.metadata()
             weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        stored = Settings(**json.loads(described["dequantizer"]))
-        flow = BinFlow(BinFlowConfig(**json.loads(described["flow"])))
+        stored = Settings(**parse_json(described["dequantizer"]))
+        flow = BinFlow(BinFlowConfig(**parse_json(described["flow"])))
         flow.load_state_dict(weights)
     except (OSError, SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
         text = " ".join(str(error).split())[:100]

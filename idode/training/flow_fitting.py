@@ -40,7 +40,7 @@ class FittedFlow:
     learned: Learned
     step: int
     interrupted: bool
-    gain: float  # held-out bits/dim below the base, by the training objective
+    gain: float  # held-out bits/dim below the base, by the training objective; NaN if interrupted
     gain_error: float  # its standard error
 
 
@@ -110,8 +110,10 @@ def fit_flow(
             if progress is not None:
                 progress(step, loss.item())
     flow.eval().requires_grad_(False)
+    if interruption.requested:  # the gain takes as long as many steps
+        return FittedFlow(learned, step, True, math.nan, math.nan)
     gain, error = _gain(model, start, learned, held_out, settings.batch_size)
-    return FittedFlow(learned, step, interruption.requested, gain, error)
+    return FittedFlow(learned, step, False, gain, error)
 
 
 def objective(

@@ -23,6 +23,7 @@ from idode.diffusion.objectives import Losses
 from idode.errors import InputError
 from idode.runs.distributed import World
 from idode.runs.folder import settle
+from idode.runs.memory import check_training_size
 from idode.runs.run import Run, diffusion_ode, save_model
 from idode.training import checkpoint
 from idode.training.acceleration import compile_in_place, in_precision, refusal
@@ -104,6 +105,7 @@ class Trainer:
         learning_rate(self.settings, 0)
         self.fresh = start is None
         self._check_origin(begun=bool(checkpoint.steps(run.checkpoints)))
+        check_training_size(run.config, world.device, world.size, net)
         self.state = State(run.config, world.device, start, net)
         self.net = world.wrap(self.state.net)
         lowered = in_precision(self.net, self.settings.precision, world.device)

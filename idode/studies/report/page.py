@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from idode.errors import InputError
+from idode.errors import InputError, one_line
 from idode.runs.folder import REPORT_FILES
 from idode.storage import write_atomically
 
@@ -130,20 +130,27 @@ def render_markdown(
 ) -> str:
     """The page as Markdown, which refers to the pictures as files."""
     run = Table((about.lower(), ""), tuple(facts.items()))
-    parts = [f"# {title}", lead, _rows(run)]
+    parts = [f"# {_m(title)}", _m(lead), _rows(run)]
     for section in sections:
-        parts.append(f"## {section.title}")
+        parts.append(f"## {_m(section.title)}")
         if section.png is not None:
-            parts.append(f"![{section.title}]({section.key}.png)")
+            parts.append(f"![{_m(section.title)}]({section.key}.png)")
         if section.table is not None:
             parts.append(_rows(section.table))
-        parts.append(section.caption)
-    return "\n\n".join([*parts, footer]) + "\n"
+        parts.append(_m(section.caption))
+    return "\n\n".join([*parts, _m(footer)]) + "\n"
+
+
+def _m(text: str) -> str:
+    """Text that is text in Markdown too: a configuration may hold tags and links."""
+    for mark, escaped in {"\\": "\\\\", "<": "&lt;", "[": "\\[", "]": "\\]"}.items():
+        text = text.replace(mark, escaped)
+    return one_line(text)
 
 
 def _rows(table: Table) -> str:
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        return "| " + " | ".join(_m(cell).replace("|", "\\|") for cell in cells) + " |"
 
     return "\n".join(
         [line(table.header), "|---" * len(table.header) + "|", *map(line, table.rows)]
@@ -183,7 +190,7 @@ def write_page(
         folder.mkdir(parents=True, exist_ok=True)
         for section in sections:
             if section.png is not None:
-                (folder / f"{section.key}.png").write_bytes(section.png)
+                write_atomically(folder / f"{section.key}.png", section.png, sync=False)
         write_atomically(text, render_markdown(*content))
         write_atomically(page, render_html(*content))
     except OSError as error:
