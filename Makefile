@@ -1,12 +1,13 @@
 # make demo   train, evaluate, sample and report on the 8x8 digits in a few minutes
 # make test   lint, types and tests, as CI runs them
+# make fuzz   a million damaged files against every reader
 # make portable, make versions   the same tests on other processors, and with other versions
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: setup demo test check portable versions slow bench clean
+.PHONY: setup demo test check portable versions slow fuzz bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -62,6 +63,12 @@ versions: setup
 
 slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
+
+# A million damaged files: 27 readers, an hour or two. Failing files are kept in FUZZ_KEEP.
+FUZZ_CASES ?= 37100
+FUZZ_KEEP ?= /tmp
+fuzz: setup
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzzing.py --cases $(FUZZ_CASES) --keep $(FUZZ_KEEP)
 
 bench: setup
 	$(BIN)/python benchmarks/networks.py --json docs/results/networks.json

@@ -20,7 +20,7 @@ from idode.errors import InputError
 from idode.runs.config import to_json
 from idode.runs.folder import clear
 from idode.runs.run import holds_run, open_run
-from idode.storage import write_atomically
+from idode.storage import read_json, write_atomically
 from idode.studies.comparison.plan import Plan
 from idode.studies.comparison.results import RESULT
 
@@ -34,7 +34,7 @@ PICTURES = ("curves-steps.png", "curves-seconds.png", "values.png")
 def stored_plan(out: Path) -> dict[str, Any] | None:
     """The plan stored in a folder; ``None`` if it has none, or the plan.json of something else."""
     try:
-        stored = json.loads((out / PLAN).read_text())
+        stored = read_json(out / PLAN)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError):

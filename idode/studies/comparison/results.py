@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from idode.errors import InputError
-from idode.storage import write_atomically
+from idode.storage import read_json, write_atomically
 from idode.studies.comparison.plan import Entry
 from idode.studies.comparison.settings import MeasurementSettings
 
@@ -18,6 +18,7 @@ __all__ = ["PARTS", "RESULT", "Result", "measured_with", "read_result", "write_r
 
 PARTS = ("training", "sde", "ode", "sampling")
 RESULT = "result.json"
+LARGEST = 1e300
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,12 @@ def _stored(folder: Path) -> Result | None:
     if not path.exists():
         return None
     try:
-        fields = json.loads(path.read_text())
+        fields = read_json(path)
+        if not isinstance(fields, dict):
+            raise TypeError("it is no table of names")
         if "effort" in fields:  # its name in version 0.1.0
             fields["measurement"] = fields.pop("effort")
-        return Result(
+        found = Result(
             **{
                 **fields,
                 "entry": Entry(**fields["entry"]),
@@ -106,8 +109,19 @@ def _stored(folder: Path) -> Result | None:
                 "notes": tuple(fields["notes"]),
             }
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        _check_kinds(found)
+        return found
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} cannot be read ({error}): remove it to measure again") from None
+
+
+def _check_kinds(found: Result) -> None:
+    """Refuse values of other types than are written, as a file may hold any."""
+    numbers = [*found.values.values(), *found.seconds.values()]
+    if not all(type(x) in (int, float) and abs(x) < LARGEST for x in numbers):
+        raise ValueError("a value is not a finite number")
+    if not all(isinstance(x, str) for x in (*found.failures.values(), *found.notes)):
+        raise ValueError("a text is of another kind")
 
 
 def write_result(folder: Path, result: Result) -> None:
