@@ -90,3 +90,18 @@ def test_a_foreign_network_has_its_bits_and_a_wrong_clock_costs_more(
     assert 1.5 < bound < alike
     assert 1.5 < ode < alike
     assert number("SDE bound # bits/dim on the wrong clock", said) > bound + 0.1
+    assert number("SDE bound # bits/dim, wrapped by hand", said) == bound
+    assert number("SDE bound # bits/dim on the wrong scale", said) > bound
+
+
+def test_likelihoods_classify(run: Callable[..., str]) -> None:
+    said = run("classifier.py")
+    assert number("accuracy #", said) > 0.6
+    assert number("cross-entropy #", said) < 1.6
+
+
+def test_a_pipeline_of_diffusers_is_adapted_where_there_is_one(run: Callable[..., str]) -> None:
+    said = run("diffusers_pipeline.py")
+    if "diffusers is not installed" in said:
+        return  # `make adapters` has it
+    assert 2 < number("ODE # ±", said) < 6
