@@ -170,6 +170,7 @@ RUN_ELSEWHERE = {
 }
 # What an example says, and what is run in its place so that it takes seconds: each must be there.
 SHORTER = {
+    "docs/evaluation.md": {"limit=8)": "limit=2, settings=COARSE)"},
     "docs/training.md": {"steps=700": "steps=4", "steps=60": "steps=2", "steps=20": "steps=2"},
 }
 
@@ -188,7 +189,9 @@ class Page:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.patch, self.names, self.modules = monkeypatch, {"__name__": "example"}, {}
+        self.patch = monkeypatch
+        self.names: dict[str, object] = {"__name__": "example"}
+        self.modules: dict[str, object] = {}
 
     def run(self, code: str, where: str) -> None:
         table = re.match(r"# (idode/[\w/]+\.py): (\w+)\n", code)
@@ -250,6 +253,7 @@ def test_examples_of_the_documentation_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("IDODE_DATA", str(tmp_path / "data"))
     page = Page(monkeypatch)
+    page.names["COARSE"] = idode.LikelihoodSettings(solver=Adams(tolerance=1.0))
     with torch.random.fork_rng():
         for number, code in enumerate(sections(ROOT / name)[section]):
             for words, fewer in SHORTER.get(name, {}).items():
