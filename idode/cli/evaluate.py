@@ -45,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=positive, metavar="N", help="only the first N images [all]"
     )
+    parser.add_argument(
+        "--precision", type=above_zero, metavar="P",
+        help="standard error of the test set's mean to reach, in bits/dim, by solving as few "
+        "images as that takes, chosen at random [solve all]",
+    )  # fmt: skip
     _add_settings_arguments(parser)
     parser.add_argument(
         "--bounds", action="store_true",
@@ -124,6 +129,8 @@ def run(args: argparse.Namespace) -> int:
     from idode.evaluation.paired import compare_models
     from idode.evaluation.per_image import check_file, per_image, write_columns
 
+    if args.precision is not None:
+        _refuse(args, "--precision", ["bounds", "draws"])
     files = {"--json": args.json, "--journal": args.journal, "--per-image": args.per_image}
     check_different(files)
     for file in (args.json, args.per_image):
@@ -132,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
         check_file(args.per_image)
         _refuse(args, "--per-image", ["bounds"])
     if args.other is not None:
-        _refuse(args, "a second model", ["bounds", "journal", "draws"])
+        _refuse(args, "a second model", ["bounds", "journal", "draws", "precision"])
         pair = compare_models(args.run, args.other, **_arguments(args))
         first, columns, values = pair.first, pair.columns, pair.to_json
         complete = pair.first.complete and pair.second.complete
@@ -182,7 +189,12 @@ def _one(args: argparse.Namespace) -> Evaluation:
     from idode.evaluation.evaluate import evaluate
 
     draws = {} if args.draws is None else {"draws": args.draws}
-    more = {"table": args.bounds, "store": args.journal, **draws}
+    more = {
+        "table": args.bounds,
+        "store": args.journal,
+        "precision": args.precision,
+        **draws,
+    }
     return evaluate(args.run, **_arguments(args), **more)
 
 
@@ -213,6 +225,7 @@ def _settings(args: argparse.Namespace) -> LikelihoodSettings:
 
 def _print(found: Evaluation) -> None:
     from idode.cli.tables import table
+    from idode.evaluation.sampled import SampledBitsPerDim
 
     rows = []
     if found.sde is not None:
@@ -228,15 +241,20 @@ def _print(found: Evaluation) -> None:
              f"{r.standard_error:.4f}", f"{e.images:.4f}", f"{e.dequantization:.4f}",
              f"{e.probe:.4f}", f"{e.solver:+.4f}", f"{r.nfe:.0f}", f"{r.seconds / n:.3f}"]
         )  # fmt: skip
+    sampled = [r for r in found.results if isinstance(r, SampledBitsPerDim)]
     print(f"{found.run}: {found.split} split of {found.data}, {found.images} images")
     if found.parent is not None:
         print(f"fine-tuned from {found.parent}")
     print(table(HEADER, rows))
+    of = " of the whole test set" if sampled else ""
     print(
-        "± is the standard error of the mean; images, noise and probe are its parts, solver a\n"
-        "likely bias, all in bits/dim. s/img includes calibration of the solver, on "
+        f"± is the standard error of the mean{of}; images, noise and probe are its parts,\n"
+        "solver a likely bias, all in bits/dim. s/img includes calibration of the solver, on "
         f"{found.device}."
     )
+    for result in sampled:
+        print("\n".join(result.sampling.lines()))
+        print(f"± for all images of this kind, not this test set: {result.population_error:.4f}")
     for low, high in [r.interval() for r in found.results if len(found.results) == 1]:
         print(f"95% interval: {low:.4f} to {high:.4f} (Student's t)")
     for note in dict.fromkeys(note for r in found.results for note in r.notes):

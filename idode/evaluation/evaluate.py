@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from idode.data.memory import Data
 from idode.data.prepared import Split
 from idode.diffusion.model import DiffusionODE
 from idode.errors import DataWarning, InputError
+from idode.evaluation.kept_calibration import KeptCalibrations, calibrations_of
 from idode.evaluation.likelihood import bits_per_dim, bounds, sde_bound
+from idode.evaluation.precision import sampled_bits_per_dim
 from idode.evaluation.result import Evaluation
 from idode.evaluation.run_store import open_store
 from idode.evaluation.runner import BatchRunner
@@ -44,6 +47,7 @@ def evaluate(
     data: Data | None = None,
     split: str = "test",
     limit: int | None = None,
+    precision: float | None = None,
     settings: LikelihoodSettings | None = None,
     learned: bool = False,
     table: bool = False,
@@ -63,6 +67,9 @@ def evaluate(
         data: A spec, a data set, or a pair of arrays; by default that of the run.
         split: ``test`` or ``train``.
         limit: Only the first images; by default all.
+        precision: Standard error of the test set's mean to reach, in bits/dim, by solving as few
+            images as that takes: chosen at random, some on coarse grids, with a regression on
+            proxies that all images have. By default all images are solved.
         settings: How the ODE value is computed.
         learned: Use the run's learned dequantization (see :func:`idode.fit_dequantizer`).
         table: The paper's table in place of one value: all dequantizations by K = 1, 5, 20.
@@ -81,6 +88,12 @@ def evaluate(
     images, identity = _images(run, data, split, limit)
     settings = settings or LikelihoodSettings()
     with joined(device) as world:
+        if precision is not None and (table or not 0 < precision < math.inf):
+            raise InputError(
+                "a precision is for one value: leave out the table of bounds"
+                if table
+                else f"the precision must be a positive number of bits/dim, got {precision}"
+            )
         model = run.model(world.device, net)
         own = _learned(run, learned, table, world.device)
         ways = _checked_ways(model, settings, own, learned, table)
@@ -99,9 +112,19 @@ def evaluate(
             Stages(quiet=not (progress and world.writes)) as stages,
         ):
             runner = BatchRunner(stages, kept, world.rank, world.size)
+            grids = calibrations_of(run, model, identity, split, own)
             try:
-                sde = _sde_value(model, images, settings, draws, runner)
-                results = _ode_values(model, images, settings, ways, table, runner)
+                sde = None
+                if precision is None:
+                    sde = _sde_value(model, images, settings, draws, runner)
+                    results = _ode_values(model, images, settings, ways, table, runner, grids)
+                else:
+                    one = dataclasses.replace(settings, dequantization=ways[0])
+                    results = [
+                        sampled_bits_per_dim(
+                            model, images, precision, one, runner=runner, kept=grids
+                        )
+                    ]
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(
                     f"interrupted: {kept.path} keeps the finished batches; re-run the command to "
@@ -195,17 +218,18 @@ def _ode_values(
     ways: tuple[Dequantization, ...],
     table: bool,
     runner: BatchRunner,
+    kept: KeptCalibrations,
 ) -> list[BitsPerDim]:
     """One value, or three or four dequantizations by K = 1, 5, 20."""
     if not table:
         (way,) = ways
         chosen = dataclasses.replace(settings, dequantization=way)
-        return [bits_per_dim(model, images, chosen, runner=runner)]
+        return [bits_per_dim(model, images, chosen, runner=runner, kept=kept)]
     results: list[BitsPerDim] = []
     for way in ways:
         chosen = dataclasses.replace(settings, dequantization=way)
         try:
-            row = bounds(model, images, IMPORTANCES, chosen, runner=runner)
+            row = bounds(model, images, IMPORTANCES, chosen, runner=runner, kept=kept)
         except KeyboardInterrupt:
             if not results:
                 raise

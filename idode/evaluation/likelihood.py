@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from idode.batches import IndexedBatches, Pixels
 from idode.diffusion.model import Condition, DiffusionODE
 from idode.diffusion.noise_levels import NoiseLevelDistribution
 from idode.errors import InputError
+from idode.evaluation.kept_calibration import KeptCalibrations
 from idode.evaluation.runner import BatchRunner, Codec, fingerprint
 from idode.likelihood.bits_per_dim import BitsPerDim, bits_from_draws
 from idode.likelihood.calibration import PILOT, SolverCalibration, calibrate_solver
@@ -24,7 +25,7 @@ from idode.likelihood.estimator import BatchDraws, LikelihoodSettings, LogWeight
 from idode.likelihood.sde_bound import SDEBound, SDEBoundEstimator
 from idode.ode import SOLVERS
 
-__all__ = ["bits_per_dim", "bounds", "sde_bound"]
+__all__ = ["DRAWS", "bits_per_dim", "bounds", "find_calibration", "sde_bound"]
 
 CALIBRATION = Codec[SolverCalibration](
     lambda found: {"calibration": found.to_json()},
@@ -47,6 +48,7 @@ def bits_per_dim(
     calibration: SolverCalibration | None = None,
     condition: Condition | None = None,
     runner: BatchRunner | None = None,
+    kept: KeptCalibrations | None = None,
 ) -> BitsPerDim:
     """Upper bound on the bits a dimension of the data costs under the model.
 
@@ -61,6 +63,7 @@ def bits_per_dim(
         condition: Keyword arguments of the network, one row for each image.
         runner: Knows batches that are done already and shares the others; one for each model and
             data set.
+        kept: Calibrations of earlier evaluations of this model and data.
 
     Returns:
         Mean, per-image values, and their errors by source. ``Ctrl-C`` returns what is done.
@@ -76,8 +79,42 @@ def bits_per_dim(
         calibration=calibration,
         condition=condition,
         runner=runner,
+        kept=kept,
     )
     return result
+
+
+def find_calibration(
+    estimator: LogWeightEstimator,
+    batches: IndexedBatches,
+    depends: Mapping[str, object],
+    runner: BatchRunner,
+    kept: KeptCalibrations | None = None,
+) -> tuple[SolverCalibration, float]:
+    """The solver's calibration on the first images, and the seconds it took.
+
+    Args:
+        estimator: The model and how it is solved.
+        batches: The data set.
+        depends: All that the calibration depends on besides the model and the data.
+        runner: Knows whether it is done already.
+        kept: Calibrations of earlier evaluations, used where they still hold.
+    """
+    pilot = dataclasses.replace(batches, size=PILOT).batch(0)
+
+    def make(tick: Callable[[int], None]) -> SolverCalibration:
+        if kept is None:
+            return calibrate_solver(estimator, pilot, tick)
+        return kept.checked_or_found(estimator, pilot, tick)
+
+    found: tuple[SolverCalibration, float] = runner.once(
+        f"calibrating {estimator.dequantization.name}",
+        len(pilot.indices),
+        make,
+        CALIBRATION,
+        fingerprint(depends),
+    )
+    return found
 
 
 def bounds(
@@ -91,6 +128,7 @@ def bounds(
     calibration: SolverCalibration | None = None,
     condition: Condition | None = None,
     runner: BatchRunner | None = None,
+    kept: KeptCalibrations | None = None,
 ) -> list[BitsPerDim]:
     """Bounds for several K from the same draws, which makes them comparable and cheap.
 
@@ -106,6 +144,7 @@ def bounds(
         calibration: That of an earlier result.
         condition: Keyword arguments of the network.
         runner: Knows batches that are done already.
+        kept: Calibrations of earlier evaluations.
     """
     most = max(importances)
     if any(k < 1 or most % k for k in importances):
@@ -125,7 +164,7 @@ def bounds(
     }
     seconds = 0.0
     if calibration is None:
-        calibration, seconds = _calibrated(estimator, batches, runner, fingerprint(depends))
+        calibration, seconds = find_calibration(estimator, batches, depends, runner, kept)
     solver, largest_gap = calibration.solver, calibration.largest_gap
     # Of the calibration only what a solve depends on: its errors may be better known later.
     depends["solver"] = [SOLVERS.to_json(solver), largest_gap]
@@ -152,20 +191,6 @@ def bounds(
         )
         for k in importances
     ]
-
-
-def _calibrated(
-    estimator: LogWeightEstimator, batches: IndexedBatches, runner: BatchRunner, given: str
-) -> tuple[SolverCalibration, float]:
-    """The solver calibrated on the first images, by one process for all; and its seconds."""
-    pilot = dataclasses.replace(batches, size=PILOT).batch(0)
-    return runner.once(
-        f"calibrating {estimator.dequantization.name}",
-        len(pilot.indices),
-        lambda tick: calibrate_solver(estimator, pilot, tick),
-        CALIBRATION,
-        given,
-    )
 
 
 def sde_bound(

@@ -11,6 +11,7 @@ from typing import Any
 
 from idode.data.identity import Identity
 from idode.errors import InputError
+from idode.evaluation.sampled import SampledBitsPerDim
 from idode.likelihood.bits_per_dim import BitsPerDim
 from idode.likelihood.sde_bound import SDEBound
 from idode.runs.run import Parent
@@ -26,7 +27,7 @@ class Evaluation:
     parent: Parent | None  # what a fine-tuned run started from
     data: Identity
     split: str
-    sde: SDEBound | None  # None for continuous data
+    sde: SDEBound | None  # None for continuous data, and where a precision was asked for
     results: tuple[BitsPerDim, ...]  # one, or the table of bounds
     device: str
     store: Path  # keeps finished batches: the same call resumes
@@ -40,7 +41,8 @@ class Evaluation:
     @property
     def indices(self) -> Sequence[int]:
         """Places of the images in their split."""
-        return range(self.images)
+        first = self.results[0]
+        return first.indices if isinstance(first, SampledBitsPerDim) else range(self.images)
 
     @property
     def complete(self) -> bool:
@@ -84,6 +86,7 @@ class Evaluation:
 
 def _result_json(result: BitsPerDim) -> Mapping[str, Any]:
     errors = dataclasses.asdict(result.errors)
+    more = {"sampling": result.sampling_json()} if isinstance(result, SampledBitsPerDim) else {}
     return {
         "bits_per_dim": result.mean,
         "standard_error": result.standard_error,
@@ -98,6 +101,7 @@ def _result_json(result: BitsPerDim) -> Mapping[str, Any]:
         "solver_error": [_or_none(v) for v in result.solver_error.tolist()],
         "groups": result.groups,
         "solver": result.calibration.to_json()["solver"],
+        **more,
     }
 
 

@@ -22,6 +22,7 @@ from idode.ode.solvers import Calibration, Field, Solution, Solver, Value, evalu
 __all__ = ["GRADED", "Adams", "Trace", "uniform_grid"]
 
 GRADED = 5  # nodes inside the first step of a multistep method
+FEWEST = 6  # steps of the coarsest grid
 FINEST = 2048  # intervals of the finest grid that is tried for a single image
 
 
@@ -134,6 +135,16 @@ class Adams(Solver):
             return None
         middles = [(a + b) / 2 for a, b in itertools.pairwise(grid)]
         return Adams(self.tolerance, grid=tuple(sorted([*grid, *middles])), order=self.order)
+
+    def coarsened(self, share: float) -> Adams | None:
+        """A share of the steps, spread over the way as those of the grid in use."""
+        grid = self.fractions
+        steps = round(share * (len(grid) - 1))
+        if steps < FEWEST or steps >= len(grid) - 1:
+            return None
+        places = np.linspace(0, 1, steps + 1)
+        nodes = np.interp(places, np.linspace(0, 1, len(grid)), grid)
+        return Adams(self.tolerance, grid=tuple(map(float, nodes)), order=self.order)
 
 
 def _advance(x: Tensor, past: list[tuple[float, Tensor]], here: float, there: float) -> Tensor:

@@ -82,6 +82,10 @@ class Solver(abc.ABC):
         """The same solver with twice the steps, or ``None`` where there is no such thing."""
         return None
 
+    def coarsened(self, share: float) -> Solver | None:
+        """The same solver with a share of its steps, or ``None`` where that makes no sense."""
+        return None
+
 
 def evaluate_field(field: Field, x: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
     """Evaluate the field; refuse to go on from a value that is not a number."""
