@@ -64,6 +64,8 @@ def parse(text: str) -> Spec:
 
 
 def _expanded(place: str) -> Path:
+    if "\0" in place:
+        raise InputError("the path of the data has a null character, which no path has: remove it")
     try:
         return Path(place).expanduser()
     except RuntimeError:
