@@ -7,7 +7,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: setup demo test check portable versions slow fuzz bench clean
+.PHONY: setup demo test check portable versions slow fuzz bench adapters clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -76,5 +76,23 @@ bench: setup
 	$(BIN)/python benchmarks/variance.py --out docs/results
 	$(BIN)/python benchmarks/memory.py
 
+# Other libraries in an environment of their own: their code alone, so that none brings another
+# torch, and beside it the little that they import.
+ADAPTERS ?= .venv-adapters
+adapters: $(ADAPTERS)/.ready
+	OMP_NUM_THREADS=1 $(ADAPTERS)/bin/python -W ignore benchmarks/adapters.py
+
+$(ADAPTERS)/.ready: constraints.txt
+	$(PYTHON) -m venv $(ADAPTERS)
+	$(ADAPTERS)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
+	$(ADAPTERS)/bin/python -m pip install -q --disable-pip-version-check --no-deps \
+	  diffusers==0.42.1 denoising-diffusion-pytorch==2.3.4 k-diffusion==0.1.1.post1 \
+	  torchcfm==1.0.7 flow_matching==1.0.10 zuko==1.6.0 \
+	  accelerate==1.15.0 ema-pytorch==0.8.3 torchsde==0.2.6 dctorch==0.1.2
+	$(ADAPTERS)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt \
+	  "huggingface_hub<3" importlib_metadata regex requests einops scipy jsonmerge pot psutil \
+	  pyyaml trampoline
+	touch $@
+
 clean:
-	rm -rf $(VENV) demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(ADAPTERS) demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

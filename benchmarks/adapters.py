@@ -331,12 +331,12 @@ def images_compared(library, what, thing, field, clock_of, scale) -> Row:
     ``field(t, y)`` is the ODE in the library's own units y = scale x and time; ``clock_of`` maps
     their gamma to that time.
     """
-    pixels = torch.from_numpy(load("digits").test[:4]).long()
+    pixels = torch.from_numpy(load("digits").test[:2]).long()
     began = time.perf_counter()
 
     def user():
-        model = idode.adapt(thing, levels=17, gamma_max=4.0)
-        result = model.bits_per_dim(pixels, LikelihoodSettings(solver=Adams(tolerance=3e-4)))
+        model = idode.adapt(thing, levels=17, gamma_min=-6.0, gamma_max=4.0)
+        result = model.bits_per_dim(pixels, LikelihoodSettings(solver=Adams(tolerance=2e-4)))
         return model, result
 
     model, result = user()
@@ -357,15 +357,25 @@ def images_compared(library, what, thing, field, clock_of, scale) -> Row:
 
     zero = torch.zeros(len(x), dtype=torch.float64)
     ends = torch.tensor([start, end], dtype=torch.float64)
+    # Equal steps: an adaptive solver stops at every kink of an interpolated table.
     z, integral = odeint(
-        both, (stretch * x.double(), zero), ends, rtol=1e-5, atol=1e-5, method="dopri5"
-    )
+        both, (stretch * x.double(), zero), ends, method="rk4",
+        options={"step_size": abs(end - start) / 250},
+    )  # fmt: skip
     log_p = normal(spread)(z[-1]) + integral[-1] + 64 * math.log(stretch)
     truth = -(log_p + weight) / (64 * math.log(2))
     difference = float((result.per_image - truth).square().mean().sqrt())
     line = model.description
     return Row(
-        library, what, "torchdiffeq by hand", 2, difference, "bits/dim", result.nfe, seconds, line
+        library,
+        what,
+        "torchdiffeq by hand, rk4",
+        2,
+        difference,
+        "bits/dim",
+        result.nfe,
+        seconds,
+        line,
     )
 
 
@@ -413,8 +423,8 @@ def diffusers_rows() -> list[Row]:
     images, rows = digits_minus_one_to_one(), []
     for predicts in ("epsilon", "v_prediction", "sample", "flow"):
         net = UNet2DModel(
-            sample_size=8, in_channels=1, out_channels=1, block_out_channels=(16, 16),
-            layers_per_block=1, norm_num_groups=4, attention_head_dim=8,
+            sample_size=8, in_channels=1, out_channels=1, block_out_channels=(8, 8),
+            layers_per_block=1, norm_num_groups=4, attention_head_dim=4,
             down_block_types=("DownBlock2D",) * 2, up_block_types=("UpBlock2D",) * 2,
         )  # fmt: skip
         if predicts == "flow":
@@ -463,7 +473,7 @@ def ddpm_rows() -> list[Row]:
     images, rows = (digits_minus_one_to_one() + 1) / 2, []
     names = {"pred_noise": "epsilon", "pred_x0": "sample", "pred_v": "v_prediction"}
     for objective, predicts in names.items():
-        net = Unet(16, channels=1, dim_mults=(1, 2), flash_attn=False)
+        net = Unet(8, channels=1, dim_mults=(1, 2), flash_attn=False)
         diffusion = GaussianDiffusion(
             net, image_size=8, objective=objective, beta_schedule="linear"
         )
