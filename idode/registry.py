@@ -43,6 +43,22 @@ class Registry(Mapping[str, T], Generic[T]):
         self._members = {name: place for name, (place, _) in pairs.items()}
         self.summaries = {name: text for name, (_, text) in pairs.items()}
 
+    def register(self, name: str, place: str, summary: str = "") -> None:
+        """Add a member of your own, found at ``"package.module:attribute"``.
+
+        >>> ROOTS = Registry("root", {"sqrt": "math:sqrt"})
+        >>> ROOTS.register("cbrt", "math:cbrt")
+        >>> list(ROOTS)
+        ['sqrt', 'cbrt']
+        """
+        if name in self._members:
+            raise InputError(f"there is a {self.what} called {name!r} already: take another name")
+        self._members[name], self.summaries[name] = place, summary
+
+    def extended(self, what: str, members: Mapping[str, str]) -> Registry[Any]:
+        """A larger family: the members of this one, and others."""
+        return Registry(what, {**self._members, **members})
+
     def __getitem__(self, name: str) -> T:
         module, _, attribute = self._members[name].partition(":")
         found = importlib.import_module(module)

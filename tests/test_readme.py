@@ -20,7 +20,7 @@ from idode.runs.presets import PRESETS
 SHORTER = {
     "model.sample(16)": "model.sample(1)",
     # The exact divergence of a state of CIFAR-10 takes 3072 products at each of some 300 nodes.
-    "model.log_prob(states)": "model.log_prob(states, solver=two_steps, n_probes=1)",
+    "model.log_prob(states)": "model.log_prob(states, solver=two_steps)",
     "model.bits_per_dim(images)": "model.bits_per_dim(images, coarse)",
     "steps=700": "steps=3",
 }
@@ -77,8 +77,7 @@ def test_the_first_code_runs_with_coarse_settings(
 
 @pytest.mark.slow
 def test_the_first_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    probed = {"model.log_prob(states)": "model.log_prob(states, n_probes=1)"}
-    check(run_first_code(probed, tmp_path, monkeypatch), count=16)
+    check(run_first_code({}, tmp_path, monkeypatch), count=16)
 
 
 def test_the_first_code_is_on_the_first_screen() -> None:

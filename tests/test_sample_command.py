@@ -153,7 +153,7 @@ class TestCommand:
             (("--count", "-3"), "--count: must be at least 1, got -3"),
             (("--steps", "0"), "--steps: must be at least 1, got 0"),
             (("--batch-size", "0"), "--batch-size: must be at least 1, got 0"),
-            (("--solver", "euler"), "choose one of dopri5, adams, rk4, dpm, ancestral"),
+            (("--solver", "euler"), "choose one of adams, dopri5, rk4, dpm, ancestral"),
             (("--solver", "dopri5"), "dopri5 has no steps: leave it out, or choose adams"),
             (("--solver", "ancestral", "--likelihood"), "choose dopri5, adams or dpm"),
             (("--device", "abacus"), "(there is no such kind): use cpu"),

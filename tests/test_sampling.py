@@ -288,8 +288,8 @@ class TestBookkeeping:
     def test_wrong_wishes_are_refused(self, mixture: exact.Mixture) -> None:
         model = mixture.ode(VariancePreserving(), *ENDS)
         for wish, said in (
-            ({"solver": "euler"}, "choose one of dopri5, adams"),
-            ({"solver": "euler", "steps": 9}, "choose one of dopri5, adams"),
+            ({"solver": "euler"}, "choose one of adams, dopri5"),
+            ({"solver": "euler", "steps": 9}, "choose one of adams, dopri5"),
             ({"solver": "dpm", "steps": 0}, "at least 1 step"),
             (
                 {"solver": "dopri5", "steps": 9},

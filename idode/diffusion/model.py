@@ -193,8 +193,9 @@ class DiffusionODE(nn.Module):
         return nats_to_bits(weighted.mean(), x0[0].numel())
 
     def log_prob(
-        self, x: Tensor, *, clean: bool = False, solver: Solver | None = None, n_probes: int = 0,
-        checkpoint: bool = False, adjoint: bool = False, **condition: Tensor,
+        self, x: Tensor, *, clean: bool = False, solver: Solver | None = None,
+        n_probes: int | None = None, checkpoint: bool = False, adjoint: bool = False,
+        **condition: Tensor,
     ) -> Tensor:  # fmt: skip
         """Log-density of states at ``gamma_min``, or of clean data, in nats, ``(B,)`` float64.
 
@@ -206,7 +207,8 @@ class DiffusionODE(nn.Module):
             x: States ``(B, *)``: noised data; or continuous data as it is, with ``clean``.
             clean: Whether ``x`` is clean data.
             solver: By default Adams steps on a grid that is calibrated on the first states.
-            n_probes: Hutchinson probes of the divergence; 0 is the exact one.
+            n_probes: Hutchinson probes of the divergence, 0 for the exact one; by default exact up
+                to 64 dimensions, else one.
             checkpoint: Save memory for gradients by evaluating the network again.
             adjoint: Save more, by solving backwards.
             **condition: One row for each state, passed on to the network.

@@ -36,6 +36,7 @@ __all__ = [
     "solve_log_prob",
 ]
 
+EXACT = 64  # dimensions up to which the exact divergence is the default
 PILOT = 8  # states that a solver is calibrated on
 NATS = 2e-4  # default error for each root of a dimension of continuous data
 REPEATABLE = 1e-3  # relative difference of two calls that kernels may make, and dropout does not
@@ -150,7 +151,7 @@ def log_prob(
     clean: bool = False,
     start: float | None = None,
     solver: Solver | None = None,
-    n_probes: int = 0,
+    n_probes: int | None = None,
     generator: torch.Generator | None = None,
     condition: Condition | None = None,
     checkpoint: bool = False,
@@ -173,8 +174,8 @@ def log_prob(
         solver: By default Adams steps, calibrated on the first states to 0.005 bits/dim; for
             continuous data in few dimensions to 0.0002 nats times the root of their number.
         n_probes: Hutchinson probes of the divergence; 0 is the exact one, which takes as many
-            products as dimensions.
-        generator: Of the probes.
+            products as dimensions. By default exact up to 64 dimensions, else one probe.
+        generator: Of the probes; by default one with a fixed seed.
         condition: Keyword arguments of the network, ``(B, ...)`` each.
         checkpoint: For gradients, keep the states alone and evaluate the network again on the way
             back: a fraction of the memory for half as much time again.
@@ -186,6 +187,9 @@ def log_prob(
     given, dim = condition or {}, x[0].numel()
     log_alpha = float(model.schedule.log_alpha(torch.tensor(begin, dtype=torch.float64)))
     x = x * math.exp(log_alpha) if clean else x
+    if n_probes is None:
+        n_probes = 0 if dim <= EXACT else 1
+    generator = generator or torch.Generator().manual_seed(0)
     probes = Rademacher().draw(n_probes, x, generator) if n_probes else None
     fine = NATS / (math.sqrt(dim) * math.log(2)) if model.levels is None else math.inf
     chosen = solver or Adams(tolerance=min(Adams.tolerance, fine))

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from idode.registry import Registry
+from idode.ode import SOLVERS
 
 if TYPE_CHECKING:
     from idode.ode.solvers import Solver
+    from idode.registry import Registry
     from idode.sampling.samplers import Sampler
 
 __all__ = ["SAMPLERS"]
 
-SAMPLERS: Registry[type[Solver] | type[Sampler]] = Registry(
+SAMPLERS: Registry[type[Solver] | type[Sampler]] = SOLVERS.extended(
     "sampler",
     {
-        "dopri5": "idode.ode.solvers:Dopri5",
-        "adams": "idode.ode.adams:Adams",
-        "rk4": "idode.ode.solvers:RK4",
         "dpm": "idode.sampling.dpm:DPM",
         "ancestral": "idode.sampling.ancestral:Ancestral",
     },
