@@ -116,6 +116,7 @@ class Archive:
         A block is decoded once and kept until the last of the entries that needs it.
         """
         needed = self._needed(entries)
+        self._check_sections(entries, needed)
         scheme = None
         if any(self._groups[g].modelled for g, _ in needed):
             scheme = check_header(self.header, model(), self.name)
@@ -139,6 +140,7 @@ class Archive:
     ) -> NDArray[np.uint8]:
         """The images ``(N, C, H, W)`` of an entry."""
         needed = self._needed([entry])
+        self._check_sections([entry], needed)
         modelled = self._groups[entry.group].modelled
         scheme = check_header(self.header, model(), self.name) if modelled else None
         try:
@@ -146,6 +148,14 @@ class Archive:
             return self._images(entry, list(run_jobs(work, jobs, progress)))
         except DamagedError as error:
             raise self._reader.damaged(str(error)) from None
+
+    def _check_sections(self, entries: Sequence[Entry], blocks: Sequence[tuple[int, int]]) -> None:
+        """Refuse damage before the first file is written, and before any slow work."""
+        for g, b in blocks:
+            self._reader.section(BLOCKS, self._groups[g].blocks[b])
+        for entry in entries:
+            if entry.place is not None:
+                self._reader.section(FILES, entry.place)
 
     def find(self, name: str) -> Entry:
         """The entry of a name."""

@@ -35,7 +35,7 @@ Floats = NDArray[np.float64]
 
 FILE = "codec.safetensors"  # in the folder of a run
 IMAGES = 2048  # that a fit uses by default
-PER_LEVEL = 768  # of them at each noise level, in turn
+PER_LEVEL = 256  # of them at each noise level, in turn
 SPACING = 0.4  # of noise levels
 CLASSES = 8
 TRIAL_IMAGES, TRIAL_STEP = 128, 0.4  # by which basis and feature are chosen
