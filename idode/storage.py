@@ -212,6 +212,8 @@ def locked_folder(path: Path) -> Iterator[None]:
 
     The folder is created if need be, and is removed again if it stays empty.
     """
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path} is a file: give a folder")
     try:
         path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDONLY)

@@ -27,6 +27,7 @@ from idode.runs.run import Run, open_run, save_model
 from idode.runs.tensor_file import DTYPES, save_tensors
 from idode.storage import locked_folder, replacing, sweep, write_atomically
 from idode.studies.comparison.curves import learning_curve
+from idode.studies.comparison.folder import clear_folder
 from idode.studies.report.curves import training_curve
 from idode.training import checkpoint
 from idode.training.metrics import read_metrics
@@ -106,9 +107,13 @@ class TestForce:
 
     def test_the_old_run_goes_with_the_first_checkpoint(self, run: Path) -> None:
         (run / "mine.txt").write_text("mine")
+        derived = ("calibration.json", "codec.safetensors", "dequantizer.safetensors")
+        for name in derived:  # of the old model
+            (run / name).write_text("old")
         new = short(run, "train.seed=5", force=True)
         assert new.config.train.seed == 5
         assert not [p for p in run.iterdir() if p.name.startswith(".")]
+        assert not [name for name in derived if (run / name).exists()]
         assert (run / "mine.txt").read_text() == "mine"
 
     def test_a_kill_before_the_first_checkpoint_keeps_the_old_run(self, run: Path) -> None:
@@ -166,6 +171,15 @@ class TestForce:
         assert list(run.iterdir()) == []
         assert (tmp_path / "samples/mine.png").exists()
 
+    def test_a_comparison_is_not_removed_through_a_link(self, run: Path, tmp_path: Path) -> None:
+        out = tmp_path / "comparison"
+        (out / "vdm").mkdir(parents=True)
+        (out / "plan.json").write_text('{"preset": "digits", "finetune": 0}')
+        (out / "vdm/seed-0").symlink_to(run)
+        before = content(run)
+        clear_folder(out)
+        assert content(run) == before
+
     def test_samples_never_empty_a_folder_of_others(self, tmp_path: Path) -> None:
         (tmp_path / "etc").mkdir()
         words = ("sample", "pretrained:digits", "--count", "1", "--force", "--quiet", "--out")
@@ -185,6 +199,13 @@ class TestTemporaryFiles:
         short(run, resume=True)
         assert victim.read_text() == "mine"
         assert (run / f".{name}.tmp").is_symlink()
+
+    def test_metrics_are_not_created_through_a_link(self, run: Path, tmp_path: Path) -> None:
+        (run / "metrics.jsonl").unlink()
+        (run / "metrics.jsonl").symlink_to(tmp_path / "new")
+        with pytest.raises(InputError, match="cannot write"):
+            short(run, resume=True)
+        assert not (tmp_path / "new").exists()
 
     def test_a_link_in_the_place_of_the_file_is_replaced(self, tmp_path: Path) -> None:
         (tmp_path / "victim").write_text("mine")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from idode.cli.parsing import (
     natural,
     positive,
 )
+from idode.storage import read_json
 from idode.studies.comparison.settings import MeasurementSettings
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _seeds(text: str) -> tuple[int, ...]:
 def _is_comparison(path: Path | None) -> bool:
     """Whether a file was written by this command, which may replace it when it is re-run."""
     try:
-        return path is not None and "orderings" in json.loads(path.read_text())
+        return path is not None and "orderings" in read_json(path)
     except (OSError, ValueError, TypeError):
         return False
 

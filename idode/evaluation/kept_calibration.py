@@ -33,7 +33,7 @@ from idode.likelihood.learned_dequantization import Learned
 from idode.likelihood.log_prob import PathField
 from idode.runs import pretrained
 from idode.runs.run import Run
-from idode.storage import write_atomically
+from idode.storage import read_json, write_atomically
 
 __all__ = ["FILE", "KeptCalibrations", "calibrations_of"]
 
@@ -139,7 +139,7 @@ def _settings(estimator: LogWeightEstimator) -> dict[str, Any]:
 def _entries(file: Path) -> dict[str, Any]:
     """What a file keeps; nothing where it is missing, damaged or of another format."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        value = json.loads(file.read_text("utf-8"))
+        value = read_json(file)
         entries = value.get("calibrations")
         if value.get("format") == FORMAT and isinstance(entries, dict):
             return entries

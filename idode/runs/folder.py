@@ -32,7 +32,10 @@ from idode.storage import locked_folder, remove, sweep, sync_folder
 __all__ = ["REPORT_FILES", "REPORT_PICTURES", "claim", "clear", "settle", "writing_run"]
 
 # A folder is a run as long as it has the first, which is therefore moved or removed last.
-RUN_FILES = (CONFIG, METRICS, MODEL, DEQUANTIZER, CHECKPOINTS, SAMPLES, EVALUATIONS, "tensorboard")
+RUN_FILES = (
+    *(CONFIG, METRICS, MODEL, DEQUANTIZER, CHECKPOINTS, SAMPLES, EVALUATIONS, "tensorboard"),
+    *("calibration.json", "codec.safetensors"),  # of evaluation and compression, which use runs
+)
 REPORT_PICTURES = (
     "training",
     "time-densities",

@@ -12,7 +12,7 @@ import numpy as np
 from idode.errors import InputError
 from idode.sampling.pictures import check_images, grid, png, to_bytes
 from idode.sampling.samples import Samples
-from idode.storage import write_atomically
+from idode.storage import sweep, write_atomically
 
 __all__ = ["check_out", "write_samples"]
 
@@ -60,6 +60,7 @@ def write_samples(out: Path, drawn: Samples, levels: int | None) -> None:
         _write(out, png(grid(drawn.data, levels)))
         return
     out.mkdir(exist_ok=True)
+    sweep(out)  # what a killed process left
     for old in [path for path in out.iterdir() if NUMBERED.fullmatch(path.name)]:
         old.unlink()
     for i, image in enumerate(to_bytes(drawn.data, levels)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
 import warnings
 from pathlib import Path
 from typing import IO, Any
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from idode.errors import DataWarning, InputError
 from idode.sampling.pictures import Picture
-from idode.storage import open_regular, parse_json, write_atomically
+from idode.storage import NO_FOLLOW, open_regular, parse_json, write_atomically
 
 __all__ = ["IntervalSums", "MetricsLog", "read_metrics"]
 
@@ -69,7 +70,7 @@ class MetricsLog:
             if path.exists():
                 lines = _lines(path)
                 write_atomically(path, b"".join(t for t, line in lines if line["step"] <= step))
-            self._file = path.open("ab")
+            self._file = open(path, "ab", opener=_no_link)  # noqa: SIM115  kept open
         except OSError as error:
             raise InputError(f"cannot write {path} ({error.strerror}): make room first") from None
         self._board = _tensorboard(path.parent / "tensorboard", step)
@@ -103,6 +104,10 @@ class MetricsLog:
             self._file.close()
         if self._board is not None:
             self._board.close()
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | NO_FOLLOW, 0o666)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

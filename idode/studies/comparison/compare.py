@@ -14,7 +14,7 @@ from idode.data.memory import Data, as_dataset, spec_of
 from idode.errors import InputError
 from idode.runs.distributed import best_device
 from idode.runs.systems import COMPARED, distinct
-from idode.storage import write_atomically
+from idode.storage import locked_folder, write_atomically
 from idode.studies.comparison.experiment import Experiment
 from idode.studies.comparison.folder import JSON, check_folder, clear_folder, write_plan
 from idode.studies.comparison.page import write_comparison
@@ -84,15 +84,16 @@ def compare(
     )
     given = plan.spec if data is None else data
     experiment = Experiment(folder, plan, given, as_dataset(given), place, progress)
-    _prepare(experiment, force)
-    try:
-        _carry_out(experiment)
-        found = summarise(experiment)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"interrupted: {folder} keeps what is done; re-run the command to resume"
-        ) from None
-    _write(found)
+    with locked_folder(folder):
+        _prepare(experiment, force)
+        try:
+            _carry_out(experiment)
+            found = summarise(experiment)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"interrupted: {folder} keeps what is done; re-run the command to resume"
+            ) from None
+        _write(found)
     return found
 
 

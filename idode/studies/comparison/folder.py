@@ -106,6 +106,8 @@ def clear_folder(out: Path) -> None:
     if stored_plan(out) is None:
         return
     for folder in filter(holds_run, out.glob("*/seed-*")):
+        if folder.is_symlink() or folder.parent.is_symlink():
+            continue  # what a link points to is not ours to remove
         (folder / RESULT).unlink(missing_ok=True)  # first: without its run it would count as done
         clear(folder)
         with contextlib.suppress(OSError):  # it holds other files, which stay
