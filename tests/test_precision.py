@@ -22,7 +22,7 @@ from idode.evaluation.multilevel import Spread, allocate, estimate_mean, standar
 from idode.evaluation.paired import compare_models, paired_difference
 from idode.evaluation.per_image import per_image, write_columns
 from idode.evaluation.proxies import image_features
-from idode.likelihood.bits_per_dim import student_interval
+from idode.likelihood.bits_per_dim import skewness_of_mean, student_interval
 from idode.likelihood.estimator import LikelihoodSettings, LogWeightEstimator
 from idode.ode.adams import Adams
 from idode.runs import pretrained
@@ -69,8 +69,17 @@ class TestIntervals:
         found = evaluate(run, limit=4, settings=ROUGH, progress=False)
         low, high = found.interval()
         result = found.results[0]
-        assert (low + high) / 2 == pytest.approx(result.mean)
-        assert high - result.mean == pytest.approx(3.1824 * result.standard_error, rel=1e-4)
+        assert low < result.mean < high
+        assert high - low > 2 * 1.96 * result.standard_error
+        assert found.interval(0.5)[1] < high
+
+    def test_reaches_further_to_the_side_of_the_tail(self) -> None:
+        skewed = torch.tensor([0.0, 0.0, 0.1, 0.1, 0.2, 1.0])
+        low, high = student_interval(0, 1, 5, skewness=skewness_of_mean(skewed))
+        assert high > 2.57 > -low
+        mirrored = student_interval(0, 1, 5, skewness=skewness_of_mean(-skewed))
+        assert mirrored == pytest.approx((-high, -low))
+        assert skewness_of_mean(torch.ones(5)) == 0
 
     def test_a_table_has_one_for_each_result(self, run: Path) -> None:
         found = evaluate(run, limit=2, settings=ROUGH, table=True, progress=False)

@@ -256,7 +256,7 @@ def _print(found: Evaluation) -> None:
         print("\n".join(result.sampling.lines()))
         print(f"± for all images of this kind, not this test set: {result.population_error:.4f}")
     for low, high in [r.interval() for r in found.results if len(found.results) == 1]:
-        print(f"95% interval: {low:.4f} to {high:.4f} (Student's t)")
+        print(f"95% interval: {low:.4f} to {high:.4f}")
     for note in dict.fromkeys(note for r in found.results for note in r.notes):
         print(f"note: {note}")
 
@@ -268,7 +268,7 @@ def _print_pair(pair: PairedDifference) -> None:
     low, high = pair.interval()
     print(
         f"\n{pair.second.run} minus {pair.first.run}: {pair} on the same {len(pair.per_image)} "
-        f"images and noise\n95% interval: {low:+.4f} to {high:+.4f} (Student's t); correlation "
+        f"images and noise\n95% interval: {low:+.4f} to {high:+.4f}; correlation "
         f"{pair.correlation:.3f}; unpaired, the error would be {pair.unpaired_error:.4f}"
     )
     for note in pair.notes:

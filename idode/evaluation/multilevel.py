@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from idode.likelihood.bits_per_dim import student_interval
+from idode.likelihood.bits_per_dim import skewness_of_mean, student_interval
 
 __all__ = [
     "Allocation",
@@ -60,12 +61,13 @@ class Estimate:
     standard_error: float  # of the mean over this test set
     population_error: float  # of the mean over all images of the kind the test set came from
     degrees: float  # degrees of freedom of the error
+    skewness: float  # of the estimate
     correlation: float  # of values and their predictions, each without its own image; 0 if none
     spread: Spread
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Confidence interval of the test set's mean, by Student's t."""
-        return student_interval(self.mean, self.standard_error, self.degrees, level)
+        """Confidence interval of the test set's mean."""
+        return student_interval(self.mean, self.standard_error, self.degrees, level, self.skewness)
 
 
 @dataclass(frozen=True)
@@ -178,12 +180,14 @@ def estimate_mean(
     degrees = _satterthwaite([(first, n1 - 1 - slopes), (second, n2 - 1)], always)
     true = max(0.0, values - noise**2)
     error = first + second + always
+    skewed = skewness_of_mean(torch.from_numpy(residuals))
     explained = 0.0 if values == 0 else max(0.0, 1 - left / values)
     return Estimate(
         mean=mean + float(difference.mean()),
         standard_error=math.sqrt(error),
         population_error=math.sqrt(error + true / population),
         degrees=degrees,
+        skewness=skewed * (first / error) ** 1.5 if error > 0 else 0.0,
         correlation=math.sqrt(explained),
         spread=Spread(math.sqrt(values), math.sqrt(left), math.sqrt(corrections), noise),
     )

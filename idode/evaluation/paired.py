@@ -21,7 +21,7 @@ from idode.errors import InputError
 from idode.evaluation.evaluate import evaluate
 from idode.evaluation.per_image import Columns
 from idode.evaluation.result import Evaluation
-from idode.likelihood.bits_per_dim import student_interval
+from idode.likelihood.bits_per_dim import skewness_of_mean, student_interval
 from idode.likelihood.estimator import LikelihoodSettings
 from idode.runs.run import Run, open_run
 
@@ -42,8 +42,9 @@ class PairedDifference:
     notes: tuple[str, ...]
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Confidence interval by Student's t."""
-        return student_interval(self.mean, self.standard_error, len(self.per_image) - 1, level)
+        """Confidence interval of the mean difference."""
+        degrees, skewness = len(self.per_image) - 1, skewness_of_mean(self.per_image)
+        return student_interval(self.mean, self.standard_error, degrees, level, skewness)
 
     def columns(self) -> Columns:
         """Both models' values and their difference, one row for each image."""

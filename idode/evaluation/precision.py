@@ -228,6 +228,7 @@ def _result(
         calibration=calibration,
         population_error=found.population_error,
         degrees=found.degrees,
+        skewness=found.skewness,
         indices=tuple(chosen.order[:n1].tolist()),
         sampling=sampling,
     )

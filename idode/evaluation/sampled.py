@@ -58,16 +58,19 @@ class SampledBitsPerDim(BitsPerDim):
 
     population_error: float  # standard error of the mean of all images of the test set's kind
     degrees: float  # degrees of freedom of both
+    skewness: float  # of the estimate
     indices: tuple[int, ...]  # places of the solved images
     sampling: Sampling
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Confidence interval of the test set's mean, by Student's t."""
-        return student_interval(self.mean, self.standard_error, self.degrees, level)
+        """Confidence interval of the test set's mean."""
+        return student_interval(self.mean, self.standard_error, self.degrees, level, self.skewness)
 
     def population_interval(self, level: float = 0.95) -> tuple[float, float]:
         """The same for the mean of all images of the kind the test set came from."""
-        return student_interval(self.mean, self.population_error, self.degrees, level)
+        return student_interval(
+            self.mean, self.population_error, self.degrees, level, self.skewness
+        )
 
     def sampling_json(self) -> dict[str, Any]:
         """What was done, as plain values."""
