@@ -27,6 +27,7 @@ from idode.likelihood.estimator import LikelihoodSettings, LogWeightEstimator
 from idode.ode.adams import Adams
 
 STEPS = 400
+REFERENCE_STEPS = 600
 # What two libraries import and none of their mathematics needs: torchvision, metrics, trainers.
 STUBS = (
     "torchvision torchvision.transforms torchvision.transforms.functional torchvision.utils clip "
@@ -335,7 +336,7 @@ def images_compared(library, what, thing, field, clock_of, scale) -> Row:
     began = time.perf_counter()
 
     def user():
-        model = idode.adapt(thing, levels=17, gamma_min=-6.0, gamma_max=4.0)
+        model = idode.adapt(thing, levels=17)
         result = model.bits_per_dim(pixels, LikelihoodSettings(solver=Adams(tolerance=2e-4)))
         return model, result
 
@@ -345,7 +346,9 @@ def images_compared(library, what, thing, field, clock_of, scale) -> Row:
     estimator, indices = LogWeightEstimator(model, settings), list(range(len(pixels)))
     x, weight = estimator.states(Batch(pixels, indices, {}).values, indices, 0)
     probe = estimator.probes(x, indices, 0, 1)[0].double()
-    at = torch.tensor([model.gamma_min, 4.0], dtype=torch.float64) + 2 * math.log(scale)
+    at = torch.tensor([model.gamma_min, model.gamma_max], dtype=torch.float64) + 2 * math.log(
+        scale
+    )
     start, end, stretch, spread = clock_of(model, at, x)
 
     def both(t, state):
@@ -360,12 +363,11 @@ def images_compared(library, what, thing, field, clock_of, scale) -> Row:
     # Equal steps: an adaptive solver stops at every kink of an interpolated table.
     z, integral = odeint(
         both, (stretch * x.double(), zero), ends, method="rk4",
-        options={"step_size": abs(end - start) / 250},
+        options={"step_size": abs(end - start) / REFERENCE_STEPS},
     )  # fmt: skip
     log_p = normal(spread)(z[-1]) + integral[-1] + 64 * math.log(stretch)
     truth = -(log_p + weight) / (64 * math.log(2))
     difference = float((result.per_image - truth).square().mean().sqrt())
-    line = model.description
     return Row(
         library,
         what,
@@ -375,7 +377,7 @@ def images_compared(library, what, thing, field, clock_of, scale) -> Row:
         "bits/dim",
         result.nfe,
         seconds,
-        line,
+        model.description,
     )
 
 

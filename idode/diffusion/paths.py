@@ -6,6 +6,7 @@ with some noise left at the data, are turned into both by inverting :math:`\gamm
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -22,6 +23,7 @@ __all__ = ["PathSchedule", "PathTime"]
 Scale = Callable[[Tensor], Tensor]
 PURE = 60.0  # gamma beyond which a state is clean data, or noise, to the last digit
 INSIDE = 1e-9  # from the ends of the unit interval
+NEWTON, CLOSE = 5, 1e-8  # steps, and how near to a gamma they must come
 
 
 class PathTime(Clock):
@@ -61,14 +63,7 @@ class PathTime(Clock):
         values, places = torch.unique(gamma.detach().double().cpu(), return_inverse=True)
         new = [value for value in values.tolist() if value not in self._found]
         if new:
-            target = self.direction * torch.tensor(new, dtype=torch.float64)
-            roots = increasing_root(
-                lambda t: self.direction * self.gamma(t),
-                lambda t: self.direction * self._slope(t),
-                target,
-                0.0,
-                1.0,
-            )
+            roots = self._root(torch.tensor(new, dtype=torch.float64))
             self._found.update(zip(new, roots.tolist(), strict=True))
         roots = torch.tensor([self._found[v] for v in values.tolist()], dtype=torch.float64)
         return roots[places].to(gamma)
@@ -77,6 +72,32 @@ class PathTime(Clock):
         """One over the slope of gamma."""
         time = self.time(gamma.double()).clamp(INSIDE, 1 - INSIDE)
         return (1 / self._slope(time)).to(gamma)
+
+    def _root(self, gamma: Tensor) -> Tensor:
+        """Newton's method from a table; where that fails, in a bracket."""
+        times, known = self._table
+        right = torch.searchsorted(known, gamma).clamp(1, len(known) - 1)
+        share = (gamma - known[right - 1]) / (known[right] - known[right - 1])
+        time = torch.lerp(times[right - 1], times[right], share.clamp(0, 1))
+        for _ in range(NEWTON):
+            step = (self.gamma(time) - gamma) / self._slope(time)
+            time = torch.where(step.isfinite(), time - step, time).clamp(INSIDE, 1 - INSIDE)
+        if bool(((self.gamma(time) - gamma).abs() < CLOSE).all()):
+            return time
+        return increasing_root(
+            lambda t: self.direction * self.gamma(t),
+            lambda t: self.direction * self._slope(t),
+            self.direction * gamma,
+            0.0,
+            1.0,
+        )
+
+    @functools.cached_property
+    def _table(self) -> tuple[Tensor, Tensor]:
+        """Times, close together at both ends, and their gammas, increasing."""
+        times = torch.sigmoid(torch.linspace(-16, 16, 1025, dtype=torch.float64))
+        gammas = self.gamma(times)
+        return (times, gammas) if self.direction > 0 else (times.flip(0), gammas.flip(0))
 
     def _slope(self, time: Tensor) -> Tensor:
         return _slope(self.gamma, time)
