@@ -210,9 +210,10 @@ def try_lock(descriptor: int) -> bool | None:
 def locked_folder(path: Path) -> Iterator[None]:
     """Refuse a folder that another process writes; the lock ends with the block or the process.
 
-    The folder is created if need be, and is removed again if it stays empty.
+    The folder is created if need be, and is then removed again if it stays empty.
     """
-    if path.exists() and not path.is_dir():
+    there = path.exists()
+    if there and not path.is_dir():
         raise InputError(f"{path} is a file: give a folder")
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -230,5 +231,6 @@ def locked_folder(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-        with contextlib.suppress(OSError):
-            path.rmdir()  # which refuses a folder that holds anything
+        if not there:
+            with contextlib.suppress(OSError):  # it holds something
+                path.rmdir()

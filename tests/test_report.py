@@ -24,7 +24,7 @@ from idode.cli.main import main
 from idode.diffusion import exact
 from idode.diffusion.noise_levels import Designed, UniformGamma
 from idode.diffusion.schedules import VariancePreserving, start_gamma
-from idode.errors import InputError
+from idode.errors import DataWarning, InputError
 from idode.evaluation.evaluate import IMPORTANCES
 from idode.evaluation.likelihood import bounds
 from idode.likelihood.dequantization import TruncatedNormal, Uniform, uniform_start
@@ -265,7 +265,8 @@ class TestCurves:
         lines = ['{"step": 1, "loss": 3.0}', '{"note": 1}', '{"step": 2, "loss": NaN}']
         lines += ['{"step": 3, "loss": 2.0, "held_out": 2.5}', '{"step": 4, "lo']
         (tmp_path / "m.jsonl").write_text("\n".join(lines))
-        curve = training_curve(tmp_path / "m.jsonl")
+        with pytest.warns(DataWarning, match=r"1 damaged lines are skipped \(number 2\)"):
+            curve = training_curve(tmp_path / "m.jsonl")
         assert curve.loss == ((1, 3.0), (3, 2.0))
         assert curve.held_out == ((3, 2.5),)
 

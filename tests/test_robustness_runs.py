@@ -274,6 +274,9 @@ class TestLock:
         with locked_folder(tmp_path / "a" / "b"):
             assert (tmp_path / "a" / "b").is_dir()
         assert not (tmp_path / "a" / "b").exists()
+        with locked_folder(tmp_path):
+            pass
+        assert tmp_path.exists()
 
 
 class TestMetrics:
