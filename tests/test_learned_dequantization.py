@@ -385,6 +385,7 @@ class TestCommand:
             assert dequantize(run, "--out", str(copy)) == 2
         assert "No space left on device" in capsys.readouterr().err
         assert not copy.exists()
+        copy.mkdir()
         shutil.copy(run / "model.safetensors", copy)  # as after a kill
         assert dequantize(run, "--out", str(copy)) == 0
         assert has_dequantizer(open_run(copy))
