@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import idode
 from idode.adapters import ADAPTERS
 from idode.adapters.adapt import open_model
+from idode.adapters.foreign_run import open_foreign_run
 from idode.diffusion import exact
 from idode.diffusion.predictors import NOISE, VELOCITY, convert
 from idode.diffusion.schedules import SCHEDULES, Schedule
@@ -497,3 +498,33 @@ class TestFolders:
         said = capsys.readouterr().err
         assert "no equivalent in diffusers: the U-Net keeps its resolution" in said
         assert "idode.load" in said
+
+
+def test_a_folder_stands_in_the_place_of_a_run(tmp_path, monkeypatch) -> None:
+    """What ``idode evaluate diffusers:FOLDER --data ...`` does."""
+    points = torch.tensor([[40, 200], [120, 30]])
+    lattice = exact.Lattice(points, f64(0.5, 0.5), 256)
+    theirs = exact.mixture(lattice.probabilities, 2 * points.double() / 255 - 1, f64(0, 0))
+
+    class Images(Wrapped):
+        def forward(self, x: Tensor, time: Tensor) -> Output:  # type: ignore[override]
+            said = super().forward(x.flatten(1).double(), time.double()).sample
+            return Output(sample=said.reshape(x.shape).to(x.dtype))
+
+    net = Images(theirs, VP, table_gamma, noise)
+    net.config |= {"sample_size": (1, 2), "in_channels": 1}
+    pipeline = SimpleNamespace(unet=net, scheduler=scheduler("DDPMScheduler"))
+    loader = SimpleNamespace(from_pretrained=lambda folder, local_files_only: pipeline)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "diffusers", SimpleNamespace(DiffusionPipeline=loader))
+    (tmp_path / "model_index.json").write_text("{}")
+    run = open_foreign_run(f"diffusers:{tmp_path}")
+    images = points.reshape(2, 1, 1, 2).numpy().astype("uint8")
+    how = LikelihoodSettings(n_probes=0, solver=Adams(steps=60))
+    found = idode.evaluate(run, data=(images, images), settings=how, device="cpu", progress=False)
+    (value,) = found.results
+    # A bit for the two points, and what the least noise of the table costs isolated levels.
+    assert value.mean == pytest.approx(0.5 + 1.72, abs=0.1)
+    assert any("1.7" in note for note in value.notes)
+    with pytest.raises(InputError, match="does not record its data set: give the data"):
+        idode.evaluate(run, device="cpu", progress=False)
