@@ -275,7 +275,7 @@ class TestTrain:
             (["digits", "--out", "RUN", "--steps", "-3"], "--steps: must be at least 1, got -3"),
             (["digits", "--out", "RUN", "--seed", "-3"], "--seed: must be at least 0, got -3"),
             (["digits", "--out", "RUN", "--set", "train.lr"], "write NAME=VALUE"),
-            (["digits", "--out", "RUN", "--device", "toaster"], "--device toaster"),
+            (["digits", "--out", "RUN", "--device", "toaster"], "device toaster"),
             (["digits", "--out", "RUN", "--resume", "--force"], "give one of them"),
             (["digits", "--out", "RUN", "--set", "train.decay=slow"], "no decay called 'slow'"),
             (["digits", "--out", "RUN", "--set", "model.schedule=x"], "no schedule called 'x'"),

@@ -21,8 +21,8 @@ PACKAGE = ROOT / "idode"
 # Low to high. A room (a package with all its modules, or a module at the root) imports only from
 # rows above its own; docs/design.md shows the same rows, and tests/test_docs.py compares the two.
 LAYERS: list[tuple[str, ...]] = [
-    ("errors", "storage"),
-    ("dataclass_io",),
+    ("errors",),
+    ("storage", "dataclass_io"),
     ("registry", "numerics", "random", "progress"),
     ("batches", "ode", "nets", "data"),
     ("diffusion",),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
+from idode.cli.parsing import add_run_argument
+
 __all__ = ["add_arguments", "run"]
 
 FORMATS = ("diffusers",)
@@ -12,7 +14,7 @@ FORMATS = ("diffusers",)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode export``."""
-    parser.add_argument("run", metavar="RUN", help="folder of a run, or pretrained:NAME")
+    add_run_argument(parser)
     parser.add_argument("--to", required=True, choices=FORMATS, metavar="FORMAT", help="diffusers")
 
 

@@ -290,7 +290,7 @@ class DiffusionODE(nn.Module):
 
     def save_pretrained(self, folder: Path | str, *, data: str | None = None) -> None:
         """Write the model as a folder with ``config.json`` and ``model.safetensors``: a run."""
-        from idode.runs.pretrained import save_pretrained
+        from idode.runs.sharing import save_pretrained
 
         save_pretrained(self, folder, data=data)
 
