@@ -12,10 +12,10 @@ import idode
 from idode.codec import ordinary
 from idode.codec.bases import Basis, patch_sides
 from idode.codec.blocks import decode_block, encode_block
+from idode.codec.bound import image_bits
 from idode.codec.bytestream import Reader, varint, whiten
 from idode.codec.coder import DamagedError, Stack
 from idode.codec.coding import check_header, header_of, model_for
-from idode.codec.estimate import image_bits
 from idode.codec.network import Denoiser, one_thread
 from idode.codec.scheme import EmptyError, Scheme
 from idode.codec.steps import best_grid, make_plan

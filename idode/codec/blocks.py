@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idode.codec import ordinary
+from idode.codec.bound import image_bits
 from idode.codec.bytestream import Reader, digest, varint, whiten
 from idode.codec.coder import DamagedError, Stack
 from idode.codec.ordinary import Stored
@@ -30,6 +31,9 @@ __all__ = ["MAX_BLOCK_BYTES", "check_width", "decode_block", "encode_block"]
 MAX_BLOCK_BYTES = 1 << 28  # of pixels in a block: a decoder never allocates more
 LONG_CHECK = 512  # values of an image from which its checksum has two bytes
 BATCH, BATCH_VALUES = (32, 256), 1 << 16  # images in a batch, least and most; and values
+
+SUSPECT = 0.6  # of the median size by ordinary coders, below which the model may lose
+BEARABLE = 0.005  # of the bits of a batch, lost to images that ordinary coders make smaller
 
 Images = NDArray[np.uint8]  # (N, C, H, W)
 Progress = Callable[[int], None]
@@ -111,18 +115,19 @@ def _with_model(
     """The block coded by the model; ``None`` where there are too few images to begin with."""
     seed: dict[int, Stored] = {}
     payload = checks + _stored(seed)
+    aside = {i: stored[i] for i in _dearer_by_model(scheme, images, stored)}
     for i in np.argsort([len(data) for _, data in stored], kind="stable"):
         if 8 * len(payload) >= scheme.start_bits + SPARE_BITS:
             break
         seed[int(i)] = stored[i]
+        aside.pop(int(i), None)
         payload = checks + _stored(seed)
-    rest = [i for i in range(len(images)) if i not in seed]
+    rest = [i for i in range(len(images)) if i not in seed and i not in aside]
     if not rest or 8 * len(payload) < scheme.start_bits + SPARE_BITS:
         return None
-    progress(len(seed))
+    progress(len(seed) + len(aside))
     stack = Stack(whiten(payload + bytes(-len(payload) % 4)))
     sizes: list[int] = []
-    aside: dict[int, Stored] = {}
     most = min(max(BATCH[0], BATCH_VALUES // scheme.dims), BATCH[1])
     while rest:
         size = _batch_size(scheme, stack, min(most, len(rest)))
@@ -134,6 +139,19 @@ def _with_model(
             sizes.append(int(kept.sum()))
         progress(len(batch))
     return _join(sizes, stack.words(), aside, b"") if sizes else None
+
+
+def _dearer_by_model(scheme: Scheme, images: Images, stored: Sequence[Stored]) -> list[int]:
+    """Images that an ordinary coder makes smaller than the model: flat ones, mostly.
+
+    Only those much smaller than others by the ordinary coder are looked at.
+    """
+    sizes = np.array([8.0 * len(data) + 32 for _, data in stored])
+    small = np.flatnonzero(sizes < SUSPECT * np.median(sizes))
+    if not len(small):
+        return []
+    bits = image_bits(scheme, images[small])
+    return [int(i) for i, b in zip(small, bits, strict=True) if b > sizes[i]]
 
 
 def _batch_size(scheme: Scheme, stack: Stack, most: int) -> int:
@@ -151,7 +169,8 @@ def _push_batch(
     before = stack.clone()
     try:
         costs = scheme.encode(stack, images)
-        if (costs <= limits).all():
+        wasted = float(np.maximum(costs - limits, 0).sum())
+        if wasted <= BEARABLE * float(costs.sum()):
             return stack, kept
         # The others were coded with bits that these gave back, so all are coded again.
         kept = costs <= limits
