@@ -521,5 +521,5 @@ class TestTrouble:
             bits_per_dim(continuous, images(2, (1, 4, 4)))
         with pytest.raises(InputError, match="is for integer data"):
             sde_bound(continuous, images(2, (1, 4, 4)))
-        with pytest.raises(InputError, match="even number of draws"):
+        with pytest.raises(InputError, match="must be even and at least 2"):
             sde_bound(model, images(2, (1, 4, 4)), draws=3)

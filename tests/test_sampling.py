@@ -18,6 +18,7 @@ from idode.diffusion.wrapping import wrap
 from idode.errors import InputError, NumericalError
 from idode.likelihood import log_prob as density
 from idode.likelihood.dequantization import centres
+from idode.likelihood.latents import decode, encode
 from idode.ode.adams import Adams
 from idode.ode.solvers import Dopri5
 from idode.sampling import SAMPLERS
@@ -162,20 +163,20 @@ class TestPaths:
     ) -> None:
         model = mixture.ode(SCHEDULES[name], *ENDS)
         z = latents(model, (3,), range(8), seed=3, dtype=torch.float64)
-        truth = density.decode(model, z, Dopri5(1e-10)).x
+        truth = decode(model, z, Dopri5(1e-10)).x
         for solver, error in (
             (Dopri5(), 1e-3),
             (Adams(steps=200), 2e-4),
             (DPM(400), 2e-3),
         ):
-            assert (density.decode(model, z, solver).x - truth).abs().max() < error
+            assert (decode(model, z, solver).x - truth).abs().max() < error
 
     def test_dpm_is_of_second_order(self, mixture: exact.Mixture) -> None:
         model = mixture.ode(VariancePreserving(), -6.0, 6.0)
         z = latents(model, (3,), range(16), seed=3, dtype=torch.float64)
-        truth = density.decode(model, z, FINE).x
+        truth = decode(model, z, FINE).x
         errors = [
-            float((density.decode(model, z, DPM(n)).x - truth).square().mean().sqrt())
+            float((decode(model, z, DPM(n)).x - truth).square().mean().sqrt())
             for n in (100, 200, 400)
         ]
         for coarse, fine in itertools.pairwise(errors):
@@ -185,7 +186,7 @@ class TestPaths:
         """There u - x0 shrinks by exp(h/2), whatever the schedule."""
         model = exact.gaussian([0.4, -0.3], 0.0).ode(SCHEDULES["sp"], -5.0, 4.0)
         z = latents(model, (2,), range(4), seed=0, dtype=torch.float64)
-        one = density.decode(model, z, DPM(1))
+        one = decode(model, z, DPM(1))
         low, high = model.schedule.alpha(torch.tensor([-5.0, 4.0], dtype=torch.float64))
         point = torch.tensor([0.4, -0.3], dtype=torch.float64)
         truth = low * (point + math.exp(-4.5) * (z / high - point))
@@ -196,8 +197,8 @@ class TestPaths:
         model = mixture.ode(VariancePreserving(), -6.0, 6.0)
         z = latents(model, (3,), range(4), seed=0, dtype=torch.float64)
         solver = DPM(400)
-        x = density.decode(model, z, solver).x
-        torch.testing.assert_close(density.encode(model, x, solver).x, z, atol=2e-2, rtol=0)
+        x = decode(model, z, solver).x
+        torch.testing.assert_close(encode(model, x, solver).x, z, atol=2e-2, rtol=0)
 
     def test_calibrated_adams_keeps_its_promise(self, mixture: exact.Mixture) -> None:
         model = mixture.ode(VariancePreserving(), *ENDS)
