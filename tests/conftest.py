@@ -10,6 +10,7 @@ import torch
 
 from idode.diffusion import exact
 from idode.diffusion.schedules import SCHEDULES
+from idode.nets.layers import Conv, Dense
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 # Whether an example is slow depends on who else is at the machine.
@@ -19,6 +20,16 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any machine")
 # A process started in the background ignores Ctrl-C, and tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def fill_with_nan(layer: Conv | Dense) -> None:
+    for parameter in layer.parameters():
+        torch.nn.init.constant_(parameter, torch.nan)
+
+
+# Fresh layers hold whatever the memory held until `initialise`: a test that forgets it passes or
+# fails by chance, so here they hold NaN.
+Conv.reset_parameters = Dense.reset_parameters = fill_with_nan  # type: ignore[method-assign]
 
 # Files whose verdict could depend on the last bit: instruction set, threads, library.
 NUMERICAL = {

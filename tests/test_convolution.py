@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from idode.nets import normalisation
 from idode.nets.config import UNetConfig
 from idode.nets.convolution import Convolution, convolve, pays, weight_gradient
-from idode.nets.layers import Conv, use_fast_backward
+from idode.nets.layers import Conv, initialise, use_fast_backward
 from idode.nets.unet import UNet
 from idode.runs.config import TrainConfig
 from idode.training.optimisation import adam
@@ -134,8 +134,9 @@ def test_a_network_has_the_gradients_it_had(frugal, monkeypatch):
     assert calls == {"weight_gradient": 14, "gradients": 15}
 
 
-def test_adams_steps_are_the_plain_ones():
+def test_adams_steps_are_the_plain_ones(generator):
     conv = Conv(64, 64)
+    initialise(conv, generator)
     twin = copy.deepcopy(conv)
     x, *_ = tensors(2, 64, 64, 8, 8, torch.float32)
     use_fast_backward(conv)
