@@ -26,7 +26,8 @@ from idode.likelihood.estimator import LikelihoodSettings, LogWeightEstimator
 from idode.likelihood.log_prob import DensityField, prior_log_prob, solve_log_prob
 from idode.numerics import nats_to_bits
 from idode.ode.adams import Adams
-from idode.ode.solvers import RK4, Dopri5, Solver
+from idode.ode.dormand_prince import Dopri5
+from idode.ode.solvers import RK4, Solver
 from idode.runs.run import open_run
 
 

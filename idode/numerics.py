@@ -14,6 +14,8 @@ from idode.errors import InputError
 
 __all__ = [
     "check_range",
+    "clock_at",
+    "double",
     "increasing_root",
     "integrate",
     "like",
@@ -23,13 +25,27 @@ __all__ = [
 ]
 
 
+NO_FLOAT64 = ("mps",)  # devices whose float64 is the host's
+
+
+def double(x: Tensor) -> Tensor:
+    """``x`` in float64: on its own device, or on the host where that has none (Apple's GPUs)."""
+    return x.cpu().double() if x.device.type in NO_FLOAT64 else x.double()
+
+
+def clock_at(gamma: float, x: Tensor) -> Tensor:
+    """A scalar of the clock for the states ``x``, float64; by a fill, which waits for no copy."""
+    device = torch.device("cpu") if x.device.type in NO_FLOAT64 else x.device
+    return torch.full((), gamma, dtype=torch.float64, device=device)
+
+
 def like(coefficient: Tensor, x: Tensor) -> Tensor:
     """Reshape a coefficient ``(B,)`` or ``()`` so that it multiplies ``x`` of shape ``(B, *)``.
 
     It takes the dtype of ``x`` here and not earlier: coefficients span nine orders of magnitude,
     so they are computed in the precision of the clock.
     """
-    coefficient = coefficient.to(x.dtype)
+    coefficient = coefficient.to(x.dtype).to(x.device, non_blocking=True)
     return coefficient.reshape(coefficient.shape + (1,) * (x.ndim - coefficient.ndim))
 
 

@@ -26,7 +26,7 @@ from idode.likelihood import latents
 from idode.likelihood import log_prob as density
 from idode.ode.adams import Adams
 from idode.ode.divergence import Gaussian
-from idode.ode.solvers import Dopri5
+from idode.ode.dormand_prince import Dopri5
 
 
 @ALL_SCHEDULES

@@ -18,7 +18,8 @@ from idode.errors import InputError
 from idode.likelihood.latents import decode, encode
 from idode.likelihood.log_prob import LogProb, log_prob
 from idode.ode.adams import Adams
-from idode.ode.solvers import RK4, Dopri5, Solver
+from idode.ode.dormand_prince import Dopri5
+from idode.ode.solvers import RK4, Solver
 
 VP = VariancePreserving()
 START = torch.tensor(-6.0, dtype=torch.float64)

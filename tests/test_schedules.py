@@ -6,7 +6,13 @@ import pytest
 import torch
 from conftest import ALL_SCHEDULES
 
-from idode.diffusion.schedules import Schedule, StraightPath, VariancePreserving, start_gamma
+from idode.diffusion.schedules import (
+    SCHEDULES,
+    Schedule,
+    StraightPath,
+    VariancePreserving,
+    start_gamma,
+)
 from idode.errors import InputError
 
 GAMMA = torch.linspace(-13.3, 5.0, 64, dtype=torch.float64)
@@ -30,6 +36,8 @@ def test_vp_and_sp_are_what_their_names_say() -> None:
     vp, sp = VariancePreserving(), StraightPath()
     torch.testing.assert_close(vp.alpha(GAMMA) ** 2 + vp.sigma(GAMMA) ** 2, torch.ones_like(GAMMA))
     torch.testing.assert_close(sp.alpha(GAMMA) + sp.sigma(GAMMA), torch.ones_like(GAMMA))
+    sub = SCHEDULES["sub-vp"]
+    torch.testing.assert_close(1 - sub.alpha(GAMMA) ** 2, sub.sigma(GAMMA))
 
 
 def test_the_closed_forms_of_the_papers_table_of_specifications() -> None:

@@ -25,7 +25,7 @@ from idode.likelihood import DEQUANTIZATIONS
 from idode.likelihood.dequantization import uniform_start
 from idode.likelihood.estimator import LikelihoodSettings
 from idode.likelihood.log_prob import prior_log_prob
-from idode.ode.solvers import Dopri5
+from idode.ode.dormand_prince import Dopri5
 from idode.runs.config import Config, ObjectiveConfig, from_json, override, to_json
 from idode.runs.objective_config import SimulationConfig
 from idode.runs.presets import PRESETS

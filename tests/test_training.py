@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -23,11 +24,12 @@ from idode.errors import InputError
 from idode.runs.config import ObjectiveConfig, TrainConfig
 from idode.runs.run import Run, build_net, diffusion_ode, open_run
 from idode.training import checkpoint
-from idode.training.finetuning import finetuned
+from idode.training.finetuning import finetuned, starting_state
 from idode.training.held_out import held_out_bits
 from idode.training.metrics import IntervalSums, MetricsLog
 from idode.training.objective import Objective, build_density
 from idode.training.optimisation import Average, adam, learning_rate
+from idode.training.train import finetune
 from idode.training.trainer import Diverged, Trainer
 
 # Everything that could break a resumed run: dropout, augmentation, pieces, a learned density.
@@ -247,11 +249,31 @@ class TestLoop:
         assert config.train.lr == 5e-4
         run = Run(tmp_path / "second", config, trained.identity)
         run.write_config()
-        trainer = Trainer(run, tiny.dataset(), tiny.CPU, start=trained.weights())
+        trainer = Trainer(run, tiny.dataset(), tiny.CPU, start=starting_state(trained, False))
         for name, value in trained.weights().items():
             assert torch.equal(trainer.state.net.state_dict()[name], value)
         trainer._advance(torch.from_numpy(tiny.images()[:8]), MetricsLog(None, 0))
         assert float(trainer.state.interval.sums[4]) != 0.0
+
+    def test_fine_tuning_that_continues_keeps_weights_average_and_moments(
+        self, tmp_path: Path
+    ) -> None:
+        tiny.train(tmp_path / "first", "finetune.continues=true", "train.decay=constant")
+        trained = open_run(tmp_path / "first")
+        config = finetuned(trained.config, ratio=0.0)
+        assert (config.train.warmup, config.train.ema_warmup) == (0, False)
+        run = Run(tmp_path / "second", config, trained.identity)
+        start = starting_state(trained, True)
+        trainer = Trainer(run, tiny.dataset(), tiny.CPU, start=start)
+        assert trainer.state.step == 0
+        live = trainer.state.tensors()
+        assert {n.split("/")[0] for n in start} == {"net", "average", "adam"}
+        assert all(torch.equal(live[name], value) for name, value in start.items())
+        assert float(live["adam/step/conv_in.weight"]) == 20
+        shutil.copytree(tmp_path / "first", tmp_path / "third")
+        shutil.rmtree(tmp_path / "third" / "checkpoints")
+        with pytest.raises(InputError, match="no checkpoint.*finetune.continues=false"):
+            finetune(tmp_path / "third", out=tmp_path / "fourth", data=tiny.dataset())
 
 
 class TestMetrics:

@@ -14,7 +14,7 @@ __all__ = ["add_arguments", "run"]
 PACKAGES = (
     "torch",
     "numpy",
-    "torchdiffeq",
+    "scipy",
     "safetensors",
     "scikit-learn",
     "pillow",

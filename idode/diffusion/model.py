@@ -66,6 +66,7 @@ class DiffusionODE(nn.Module):
     """
 
     description: str = ""  # what idode.adapt understood
+    uniform_start: float | None = None  # of uniform dequantization; None: the variance of a bin
 
     # Methods for users (loss, log_prob, bits_per_dim, sde_bound, sample) import what they need
     # when they are called, since the rooms above build on this class; tests/test_layers.py knows.
@@ -110,10 +111,12 @@ class DiffusionODE(nn.Module):
 
     def with_net(self, net: Network) -> DiffusionODE:
         """Another network on the same path."""
-        return DiffusionODE(
+        found = DiffusionODE(
             net, self.schedule, self.gamma_min, self.gamma_max, self.predictor, self.clock,
             self.levels, self.shape, self.gaussian_path,
         )  # fmt: skip
+        found.uniform_start = self.uniform_start
+        return found
 
     def predict(
         self, x: Tensor, gamma: Tensor, wanted: Predictor, **condition: Tensor | None

@@ -21,6 +21,7 @@ __all__ = [
     "SCHEDULES",
     "Schedule",
     "StraightPath",
+    "SubVariancePreserving",
     "VarianceExploding",
     "VariancePreserving",
     "start_gamma",
@@ -152,6 +153,18 @@ class StraightPath(Schedule):
         return 2 * (torch.sigmoid(-hi / 2) + F.logsigmoid(hi / 2) - below)
 
 
+class SubVariancePreserving(Schedule):
+    r"""ScoreSDE's :math:`\sigma = 1 - \alpha^2`: less noise than VP for the same signal."""
+
+    def log_alpha(self, gamma: Tensor) -> Tensor:
+        r""":math:`-\mathrm{arsinh}(\frac12e^{\gamma/2})`, as \alpha² + e^{\gamma/2}\alpha = 1."""
+        return -torch.asinh(torch.exp(gamma / 2) / 2)
+
+    def dlog_alpha(self, gamma: Tensor) -> Tensor:
+        r""":math:`-\frac12(1 + 4e^{-\gamma})^{-1/2}`."""
+        return -0.5 * torch.rsqrt(1 + 4 * torch.exp(-gamma))
+
+
 class VarianceExploding(Schedule):
     r""":math:`\alpha = 1`; the weight is :math:`\frac12` everywhere."""
 
@@ -171,5 +184,6 @@ class VarianceExploding(Schedule):
 SCHEDULES: dict[str, Schedule] = {
     "vp": VariancePreserving(),
     "sp": StraightPath(),
+    "sub-vp": SubVariancePreserving(),
     "ve": VarianceExploding(),
 }

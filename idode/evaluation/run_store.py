@@ -26,7 +26,7 @@ __all__ = ["model_hash", "open_store"]
 
 
 def model_hash(run: Run, model: DiffusionODE, learned: Learned | None = None) -> str:
-    """SHA-256 of all that a run's numbers depend on: its settings and the weights in use.
+    """SHA-256 of all that a run's numbers depend on: its diffusion, its network and its weights.
 
     Those in memory, since training may replace the file at any time.
 
@@ -35,7 +35,9 @@ def model_hash(run: Run, model: DiffusionODE, learned: Learned | None = None) ->
         model: Its model, as loaded.
         learned: Its dequantizer, where the numbers depend on one.
     """
-    total = hashlib.sha256(json.dumps(to_json(run.config), sort_keys=True).encode())
+    config = to_json(run.config)
+    parts = {name: config[name] for name in ("model", "net")}
+    total = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
     _add_weights(total, model.net)
     if learned is not None:
         total.update(json.dumps(learned.to_json(), sort_keys=True).encode())

@@ -236,7 +236,8 @@ class Uniform(Dequantization):
     start: float | None = None
 
     def _usual_start(self, model: DiffusionODE, levels: int) -> float:
-        return max(model.gamma_min, uniform_start(levels))
+        known = model.uniform_start
+        return max(model.gamma_min, uniform_start(levels)) if known is None else known
 
     def draw(self, pixels: Tensor, noise: Tensor, bins: Bins) -> Draw:
         """The paper does not multiply by alpha here, so neither do we."""

@@ -15,9 +15,9 @@ __all__ = ["PROBES", "SOLVERS"]
 SOLVERS: Registry[type[Solver]] = Registry(
     "solver",
     {
-        "adams": "idode.ode.adams:Adams",
-        "dopri5": "idode.ode.solvers:Dopri5",
-        "rk4": "idode.ode.solvers:RK4",
+        "adams": ("idode.ode.adams:Adams", "on a calibrated grid"),
+        "dopri5": ("idode.ode.dormand_prince:Dopri5", "adaptive, the paper's"),
+        "rk4": ("idode.ode.solvers:RK4", "equal steps"),
     },
 )
 PROBES: Registry[type[Probe]] = Registry(

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from idode.errors import InputError
+from idode.numerics import double
 from idode.ode.quadrature import lagrange_weights, quadrature
-from idode.ode.solvers import Calibration, Field, Solution, Solver, Value, evaluate_field
+from idode.ode.solvers import Calibration, CheckedField, Field, Solution, Solver, Value
 
 __all__ = ["GRADED", "Adams", "Trace", "uniform_grid"]
 
@@ -98,19 +99,26 @@ class Adams(Solver):
         graded = [grid[1] / 2**k for k in range(GRADED, 0, -1)]
         return [start + (end - start) * u for u in (0.0, *graded, *grid[1:-1])] + [end]
 
+    def reversed(self) -> Adams:
+        """The same nodes for the way back."""
+        grid = tuple(1 - u for u in reversed(self.fractions))
+        return Adams(self.tolerance, grid=grid, order=self.order)
+
     def trace(self, field: Field, x: Tensor, start: float, end: float) -> Trace:
         """Move ``x`` from ``start`` to ``end`` and keep what was seen on the way."""
         nodes = self.nodes(start, end)
-        v, rates = evaluate_field(field, x, nodes[0])
+        checked = CheckedField(field)
+        v, rates = checked.at(x, nodes[0])
         past, collected = [(nodes[0], v)], [rates]
-        gap = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        gap = torch.zeros(len(x), dtype=torch.float64, device=rates.device)
         for here, there in itertools.pairwise(nodes):
             predicted = _advance(x, past, here, there)
-            v, rates = evaluate_field(field, predicted, there)
+            v, rates = checked.at(predicted, there)
             collected.append(rates)
             x = _advance(x, [*past, (there, v)], here, there)
             past = [*past, (there, v)][-self.order :]
-            gap += (x - predicted).detach().double().flatten(1).square().mean(1).sqrt()
+            gap += double((x - predicted).detach()).flatten(1).square().mean(1).sqrt()
+        checked.check()
         return Trace(tuple(nodes), torch.stack(collected), x, gap)
 
     def solve(self, field: Field, x: Tensor, start: float, end: float) -> Solution:

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from idode.errors import InputError, NumericalError
+from idode.numerics import clock_at, double
 
-__all__ = ["RK4", "Calibration", "Dopri5", "Field", "Solution", "Solver", "evaluate_field"]
+__all__ = ["RK4", "Calibration", "CheckedField", "Field", "Solution", "Solver"]
 
 Field = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Maps a state ``(B, *)`` and a scalar gamma to the velocity ``(B, *)`` and rates ``(n, B)``."""
@@ -86,19 +87,55 @@ class Solver(abc.ABC):
         """The same solver with a share of its steps, or ``None`` where that makes no sense."""
         return None
 
+    def reversed(self) -> Solver:
+        """The solver for the way back, on the same nodes; one that adapts by itself is its own."""
+        return self
 
-def evaluate_field(field: Field, x: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
-    """Evaluate the field; refuse to go on from a value that is not a number."""
-    v, rates = field(x, torch.tensor(gamma, dtype=torch.float64, device=x.device))
-    good = torch.isfinite(v).flatten(1).all(1) & torch.isfinite(rates).all(0)
-    if not bool(good.all()):
-        bad = int((~good).nonzero()[0, 0])
+    def nodes(self, start: float, end: float) -> list[float] | None:
+        """Where a solve evaluates the field, once each and in order; ``None`` if not known."""
+        return None
+
+
+class CheckedField:
+    """A field that notes where its values are not finite, and refuses them when asked to.
+
+    Nothing is read from the device before :meth:`check`: a GPU that has to report every value
+    waits for the host at every step.
+
+    Args:
+        field: Velocity and rates at ``(x, gamma)``.
+    """
+
+    def __init__(self, field: Field) -> None:
+        self._field = field
+        self._seen: list[tuple[float, Tensor]] = []
+
+    @property
+    def nfe(self) -> int:
+        """Evaluations so far."""
+        return len(self._seen)
+
+    def at(self, x: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+        """Velocity ``(B, *)`` and rates ``(n, B)`` in float64."""
+        v, rates = self._field(x, clock_at(gamma, x))
+        good = torch.isfinite(v.detach()).flatten(1).all(1)
+        good = good & torch.isfinite(rates.detach()).all(0).to(good.device)
+        self._seen.append((gamma, good))
+        return v, double(rates)
+
+    def check(self) -> None:
+        """Refuse a value that is not a number; the first one is named."""
+        good = torch.stack([found for _, found in self._seen])
+        if bool(good.all()):
+            return
+        number = int((~good).any(1).nonzero()[0, 0])
+        gamma, found = self._seen[number]
+        bad = int((~found).nonzero()[0, 0])
         raise NumericalError(
             f"the field is not finite at gamma = {gamma:.4f} for sample {bad} of its batch "
-            f"({int((~good).sum())} of {len(x)} samples)",
+            f"({int((~found).sum())} of {len(found)} samples)",
             sample=bad,
         )
-    return v, rates.double()
 
 
 @dataclass(frozen=True)
@@ -114,71 +151,21 @@ class RK4(Solver):
     def solve(self, field: Field, x: Tensor, start: float, end: float) -> Solution:
         """Move ``x`` from ``start`` to ``end``."""
         h = (end - start) / self.steps
+        checked = CheckedField(field)
         integral: Tensor | float = 0.0
         for i in range(self.steps):
             here = start + i * h
-            k1, r1 = evaluate_field(field, x, here)
-            k2, r2 = evaluate_field(field, x + h / 2 * k1, here + h / 2)
-            k3, r3 = evaluate_field(field, x + h / 2 * k2, here + h / 2)
-            k4, r4 = evaluate_field(field, x + h * k3, here + h)
+            k1, r1 = checked.at(x, here)
+            k2, r2 = checked.at(x + h / 2 * k1, here + h / 2)
+            k3, r3 = checked.at(x + h / 2 * k2, here + h / 2)
+            k4, r4 = checked.at(x + h * k3, here + h)
             x = x + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
             integral = integral + h / 6 * (r1 + 2 * r2 + 2 * r3 + r4)
+        checked.check()
         assert isinstance(integral, Tensor)
-        unknown = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        return Solution(x, integral, 4 * self.steps, unknown)
+        unknown = torch.zeros(len(x), dtype=torch.float64, device=integral.device)
+        return Solution(x, integral, checked.nfe, unknown)
 
     def refined(self) -> RK4:
         """Twice the steps."""
         return RK4(2 * self.steps)
-
-
-@dataclass(frozen=True)
-class Dopri5(Solver):
-    """The paper's procedure: adaptive Dormand-Prince 5(4) on state and log-density together.
-
-    The error norm is taken over the whole batch, so a value depends, within the tolerance, on
-    which other samples are solved with it. The log-density is one number among thousands in that
-    norm and is controlled far less than the state. Both are added up in float64; the field is
-    evaluated in the dtype of the given state.
-
-    Args:
-        tolerance: Relative and absolute, of each step.
-    """
-
-    tolerance: float = 1e-5
-
-    def __post_init__(self) -> None:
-        if not 0 < self.tolerance < math.inf:
-            raise InputError(f"the tolerance must be a positive number, got {self.tolerance}")
-
-    def solve(self, field: Field, x: Tensor, start: float, end: float) -> Solution:
-        """Move ``x`` from ``start`` to ``end``."""
-        from torchdiffeq import odeint
-
-        # The first evaluation only shows how many rates there are.
-        _, first = field(x, torch.tensor(start, dtype=torch.float64, device=x.device))
-        calls = 1
-
-        def augmented(gamma: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-            nonlocal calls
-            calls += 1
-            v, rates = evaluate_field(field, state[0].to(x.dtype), float(gamma.detach()))
-            return v.double(), rates
-
-        ends = torch.tensor([start, end], dtype=torch.float64, device=x.device)
-        try:
-            states, integrals = odeint(
-                augmented,
-                (x.double(), torch.zeros_like(first, dtype=torch.float64)),
-                ends,
-                rtol=self.tolerance,
-                atol=self.tolerance,
-                method="dopri5",
-            )
-        except AssertionError as error:
-            raise NumericalError(
-                f"Dormand-Prince gave up between gamma {start} and {end}: {error}; "
-                "the field is too rough for this tolerance"
-            ) from error
-        unknown = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        return Solution(states[-1].to(x.dtype), integrals[-1], calls, unknown)

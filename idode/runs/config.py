@@ -53,6 +53,8 @@ class ModelConfig:
         gamma_min: Lowest noise level; ``None`` for the three-sigma rule of the grey levels.
         gamma_max: Highest noise level.
         clock: The two gammas that are times 0 and 1 of the network; ``None`` for both ends.
+        uniform_start: Noise level at which uniformly dequantized data is evaluated; ``None`` for
+            that of the variance of a bin.
         levels: Grey levels of the data, ``None`` for continuous data; taken from the data.
         shape: Of one sample, without the batch; taken from the data.
     """
@@ -64,6 +66,7 @@ class ModelConfig:
     clock: tuple[float, ...] | None = None
     levels: int | None = 256
     shape: tuple[int, ...] = (3, 32, 32)
+    uniform_start: float | None = new_field(None)
 
     def __post_init__(self) -> None:
         if self.clock is not None and len(self.clock) != 2:
@@ -82,7 +85,8 @@ class TrainConfig:
         warmup: Steps of linear warm-up.
         decay: ``constant``, ``linear`` or ``cosine``, the last two down to zero at ``steps``.
         betas: Decay rates of Adam's two moments.
-        eps: Term that keeps Adam's denominator from zero.
+        eps: Term that keeps Adam's denominator from zero, in units of the gradient: the loss is in
+            nats, ``dim * log(2)`` times one in bits/dim.
         weight_decay: Decoupled, on everything but biases.
         clip: Largest norm of the gradient; ``None`` for no clipping.
         ema: Rate of the moving average of the weights, which is what evaluation uses.
@@ -140,11 +144,20 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """What fine-tuning changes besides the objective; ``lr=None`` keeps the training rate."""
+    """What fine-tuning changes besides the objective.
+
+    Args:
+        steps: Optimiser steps.
+        accumulate: Pieces the batch of a process is cut into, at least.
+        lr: Learning rate; ``None`` keeps that of the training.
+        continues: Go on with the weights, their average and Adam's moments, as the authors do;
+            else start from the average with a fresh optimiser and its warm-up.
+    """
 
     steps: int = 200_000
     accumulate: int = 1
     lr: float | None = None
+    continues: bool = new_field(False)
 
     def __post_init__(self) -> None:
         at_least(self, steps=1, accumulate=1, lr=0)

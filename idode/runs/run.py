@@ -94,7 +94,7 @@ def diffusion_ode(net: nn.Module, config: Config) -> DiffusionODE:
                 "as --set model.gamma_min=-8"
             )
         gamma_min = start_gamma(model.levels)
-    return DiffusionODE(
+    found = DiffusionODE(
         net=net,
         schedule=choose("schedule", model.schedule, SCHEDULES),
         gamma_min=gamma_min,
@@ -104,6 +104,8 @@ def diffusion_ode(net: nn.Module, config: Config) -> DiffusionODE:
         levels=model.levels,
         shape=model.shape,
     )
+    found.uniform_start = model.uniform_start
+    return found
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from idode.diffusion.model import Condition, DiffusionODE
 from idode.errors import InputError, NumericalError
 from idode.likelihood.dequantization import centres
 from idode.numerics import nats_to_bits, per_sample
-from idode.ode.solvers import Dopri5, Solver
+from idode.ode.dormand_prince import Dopri5
+from idode.ode.solvers import Solver
 from idode.sampling.samplers import OdeSampler, SampleBatch, Sampler, States
 
 __all__ = ["Samples", "nearest_level", "sample"]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import Tensor, nn
+
+from idode.errors import InputError
 from idode.runs.config import Config
 from idode.runs.run import MODEL, Parent, Run
 from idode.storage import checksum
 from idode.training import checkpoint
+from idode.training.state import COUNTERS
 
-__all__ = ["finetuned", "parent_of"]
+__all__ = ["finetuned", "parent_of", "starting_state"]
 
 
 def finetuned(
@@ -28,7 +32,7 @@ def finetuned(
         probes: Hutchinson probes for each sample; by default the run's own.
         unbiased: Square by two different probes, of which there are then at least two.
     """
-    objective, further = config.objective, config.finetune
+    objective, further, train = config.objective, config.finetune, config.train
     count = objective.probes if probes is None else probes
     if unbiased and probes is None:
         count = max(2, count)
@@ -43,13 +47,39 @@ def finetuned(
             unbiased=unbiased,
         ),
         train=replace(
-            config.train,
+            train,
             steps=further.steps,
-            accumulate=max(config.train.accumulate, further.accumulate),
-            lr=config.train.lr if further.lr is None else further.lr,
+            accumulate=max(train.accumulate, further.accumulate),
+            lr=train.lr if further.lr is None else further.lr,
+            # An optimiser and an average that go on are warm already.
+            warmup=0 if further.continues else train.warmup,
+            ema_warmup=train.ema_warmup and not further.continues,
             compile=False,
         ),
     )
+
+
+def starting_state(run: Run, continues: bool, net: nn.Module | None = None) -> dict[str, Tensor]:
+    """What fine-tuning begins with, as tensors of :class:`~idode.training.state.State`.
+
+    Args:
+        run: The trained run.
+        continues: Weights, average and moments of its last checkpoint; else the averaged weights
+            for both, and nothing of the optimiser.
+        net: The network where it is custom.
+    """
+    if not continues:
+        average = run.net(net).state_dict()
+        return {f"{part}/{k}": v for part in ("net", "average") for k, v in average.items()}
+    damaged: list[str] = []
+    found = checkpoint.load_latest(run.checkpoints, damaged.append)
+    if found is None:
+        why = damaged[-1] if damaged else "it has no checkpoint"
+        raise InputError(
+            f"{run.path} cannot be continued ({why}): start from its averaged weights with "
+            "--set finetune.continues=false"
+        )
+    return {k: v for k, v in found[1].items() if k not in COUNTERS}
 
 
 def parent_of(run: Run, name: str) -> Parent:

@@ -73,7 +73,9 @@ def finetuning_config(
     if out is not None and out.resolve() == run.path.resolve():
         raise InputError(f"{out} is the run to start from: give another folder for the new one")
     changes = _changes(settings, steps, seed)
-    config = override(finetuned(run.config, ratio, probes, unbiased), changes)
+    # What they say of fine-tuning itself decides which settings it begins with.
+    trained = override(run.config, [c for c in changes if c.startswith("finetune.")])
+    config = override(finetuned(trained, ratio, probes, unbiased), changes)
     found = None if out is None else claim(out, resume=resume, force=force)
     if found is None:
         return config

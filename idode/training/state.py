@@ -27,7 +27,9 @@ from idode.training.objective import (
 from idode.training.optimisation import Average, adam, moments
 from idode.training.randomness import Purpose, generator
 
-__all__ = ["State"]
+__all__ = ["COUNTERS", "State"]
+
+COUNTERS = ("step", "window")  # tensors of the run itself, which no other run takes over
 
 
 class State:
@@ -38,7 +40,7 @@ class State:
     Args:
         config: Settings of the run.
         device: Device of the network; everything else stays on the CPU.
-        start: Weights to start from; by default fresh ones.
+        start: Some of :meth:`tensors` to start from; by default fresh weights.
         net: The network where it is custom; it is copied.
     """
 
@@ -57,8 +59,6 @@ class State:
         built = build_net(config, generator(settings.seed, Purpose.WEIGHTS), net)
         if not any(p.requires_grad for p in built.parameters()):
             raise InputError(f"no parameter of {type(built).__qualname__} requires a gradient")
-        if start is not None:
-            built.load_state_dict(start)
         self.net: nn.Module = built.to(device)
         self.average = Average(self.net, settings)
         use_fast_backward(self.net, not config.objective.differentiates)
@@ -75,6 +75,8 @@ class State:
             self.density_optimiser = adam(density.named_parameters(), timing)
         self.interval = IntervalSums()
         self.counter = torch.zeros((), dtype=torch.int64)
+        if start is not None:
+            self._adopt(start)
 
     @property
     def step(self) -> int:
@@ -94,6 +96,19 @@ class State:
             own = moments(self.density_optimiser, density.named_parameters())
             found |= {f"density_adam/{k}": v for k, v in own.items()}
         return found
+
+    @torch.no_grad()
+    def _adopt(self, start: Mapping[str, Tensor]) -> None:
+        """Begin with the tensors of another state; what it lacks stays fresh."""
+        live = self.tensors()
+        wrong = [n for n, x in start.items() if n not in live or live[n].shape != x.shape]
+        if wrong:
+            raise InputError(
+                f"the state to start from is of another configuration ({min(wrong)} differs): "
+                "give a run with the same network and distribution of noise levels"
+            )
+        for name, x in start.items():
+            live[name].copy_(x)
 
     @torch.no_grad()
     def restore(self, run: Run, world: World, notice: Callable[[str], None]) -> bool:

@@ -19,7 +19,7 @@ from idode.runs.config import Config, fit, from_json, to_json
 from idode.runs.distributed import World, joined
 from idode.runs.folder import claim, writing_run
 from idode.runs.run import Parent, Run, holds_run, open_run, shell_command
-from idode.training.finetuning import parent_of
+from idode.training.finetuning import parent_of, starting_state
 from idode.training.resolve import check_net, finetuning_config, training_config
 from idode.training.trainer import Trainer, TrainingResult
 
@@ -109,8 +109,9 @@ def finetune(
 ) -> Run:
     """Continue training with the second-order objective added, in a new run folder.
 
-    It starts from the averaged weights of ``run`` with a fresh optimiser. Processes and Ctrl-C are
-    as for :func:`train`.
+    It starts from the averaged weights of ``run`` with a fresh optimiser, or where its setting
+    ``finetune.continues`` says so, as for the paper's presets, goes on with weights, average and
+    Adam's moments of its last checkpoint. Processes and Ctrl-C are as for :func:`train`.
 
     Args:
         run: The trained run, its folder, or ``"pretrained:NAME"``; it is not changed.
@@ -152,7 +153,7 @@ def finetune(
         start, parent = None, None
         if world.writes:  # the others get the weights from rank 0, which alone sees the folders
             trained = open_run(run)
-            start = trained.net(net).state_dict()
+            start = starting_state(trained, agreed.finetune.continues, net)
             parent = parent_of(trained, _name_of(run, trained))
         tuned, result = job.carry_out(agreed, world, start, parent)
     return _finished(tuned, result, world)
@@ -204,7 +205,7 @@ class _Job:
         Args:
             config: Settings, not yet for the shape of the data.
             world: This process's place among all.
-            start: Weights to start from; by default fresh ones.
+            start: Tensors of the state to start from; by default fresh ones.
             parent: Where they come from.
         """
         given = self._data(config)

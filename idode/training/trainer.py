@@ -86,7 +86,7 @@ class Trainer:
         data: The train split is trained on; the test split gives the held-out value.
         world: This process's place among all.
         reporter: Receives progress, on the process that writes.
-        start: Weights to start from; by default fresh ones.
+        start: Tensors of the state to start from; by default fresh weights.
         net: The network of a run whose network is custom; it is copied.
     """
 

@@ -19,7 +19,7 @@ from idode.evaluation.likelihood import bits_per_dim, sde_bound
 from idode.likelihood.dequantization import TruncatedNormal, Uniform
 from idode.likelihood.estimator import LikelihoodSettings
 from idode.ode.adams import Adams
-from idode.ode.solvers import Dopri5
+from idode.ode.dormand_prince import Dopri5
 from idode.runs.run import Run, holds_run, open_run
 from idode.sampling.features import features_for, pixel_features
 from idode.sampling.fid import FIDReference
