@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from idode.diffusion.model import DiffusionODE
     from idode.diffusion.wrapping import wrap
     from idode.evaluation.evaluate import evaluate
+    from idode.evaluation.paired import compare_models
     from idode.likelihood.estimator import LikelihoodSettings
     from idode.likelihood.latents import decode, encode
     from idode.likelihood.log_prob import log_prob
@@ -37,6 +38,7 @@ LAZY = {  # public name: module
     "Run": "idode.runs.run",
     "adapt": "idode.adapters.adapt",
     "compare": "idode.studies.comparison.compare",
+    "compare_models": "idode.evaluation.paired",
     "compress": "idode.codec.compress",
     "decompress": "idode.codec.decompress",
     "decode": "idode.likelihood.latents",
@@ -62,6 +64,7 @@ __all__ = [
     "__version__",
     "adapt",
     "compare",
+    "compare_models",
     "compress",
     "decode",
     "decompress",

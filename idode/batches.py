@@ -13,7 +13,7 @@ from torch import Tensor
 
 from idode.errors import InputError
 
-__all__ = ["Batch", "IndexedBatches", "Pixels", "to_tensor"]
+__all__ = ["Batch", "IndexedBatches", "Pixels", "check_shape", "rows_for", "to_tensor"]
 
 Pixels: TypeAlias = Tensor | npt.NDArray[Any]
 
@@ -28,6 +28,30 @@ def to_tensor(rows: Pixels) -> Tensor:
         return rows
     integer = rows.dtype.kind in "ui"
     return torch.from_numpy(rows.astype(np.int32) if integer else np.array(rows))
+
+
+def check_shape(values: Pixels, shape: tuple[int, ...] | None) -> None:
+    """Refuse samples ``(N, *)`` that are not of the model's shape, where that is known."""
+    if shape is not None and tuple(values.shape[1:]) != tuple(shape):
+        letters = "N, C, H, W" if len(shape) == 3 else ", ".join(["N", *map(str, shape)])
+        raise InputError(
+            f"the model is of samples of shape {tuple(shape)}, got data of shape "
+            f"{tuple(values.shape)}: pass ({letters})"
+        )
+
+
+def rows_for(
+    condition: Mapping[str, Tensor], count: int, device: torch.device | str | None
+) -> dict[str, Tensor]:
+    """A condition on the device, refused unless it has one row for each of ``count`` samples."""
+    for name, value in condition.items():
+        if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != count:
+            found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(
+                f"{name!r} is passed on to the network, so it must be a tensor with one row for "
+                f"each of {count} samples, got {found}"
+            )
+    return {name: value.to(device) for name, value in condition.items()}
 
 
 @dataclass(frozen=True)
@@ -58,13 +82,7 @@ class IndexedBatches:
     condition: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, value in self.condition.items():
-            if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != len(self.values):
-                found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise InputError(
-                    f"the condition {name!r} must be a tensor with one row for each of "
-                    f"{len(self.values)} samples, got {found}"
-                )
+        rows_for(self.condition, len(self.values), None)
 
     @property
     def sizes(self) -> list[int]:

@@ -8,11 +8,20 @@ traceback.
 
 from __future__ import annotations
 
+import difflib
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-__all__ = ["DataWarning", "InputError", "NumericalError", "choose", "from_system", "one_line"]
+__all__ = [
+    "DataWarning",
+    "InputError",
+    "NumericalError",
+    "choose",
+    "from_system",
+    "one_line",
+    "suggestion",
+]
 
 T = TypeVar("T")
 
@@ -28,11 +37,27 @@ def choose(what: str, name: str, table: Mapping[str, T]) -> T:
     1
     >>> choose("fruit", "fog", {"fig": 1, "plum": 2})
     Traceback (most recent call last):
-    idode.errors.InputError: no fruit called 'fog': choose one of fig, plum
+    idode.errors.InputError: no fruit called 'fog' (did you mean fig?): choose one of fig, plum
     """
     if name not in table:
-        raise InputError(f"no {what} called {name!r}: choose one of {', '.join(table)}")
+        near = suggestion(name, table)
+        raise InputError(f"no {what} called {name!r}{near}: choose one of {', '.join(table)}")
     return table[name]
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """The known word that looks like a mistyped one, as the end of a clause.
+
+    Leading dashes are left out of the comparison: every two options have them in common.
+
+    >>> suggestion("trian", ["train", "data"])
+    ' (did you mean train?)'
+    >>> suggestion("--uot", ["--out", "--seed"]), suggestion("--foo", ["--out", "--seed"])
+    (' (did you mean --out?)', '')
+    """
+    bare = {name.lstrip("-"): name for name in known}
+    near = difflib.get_close_matches(word.lstrip("-"), bare, n=1)
+    return f" (did you mean {bare[near[0]]}?)" if near else ""
 
 
 def one_line(text: str) -> str:

@@ -8,15 +8,14 @@ command line can offer them before torch is imported.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from idode.errors import InputError
+from idode.errors import InputError, choose
 
-__all__ = ["Registry", "suggestion"]
+__all__ = ["Registry"]
 
 T = TypeVar("T")
 
@@ -55,9 +54,18 @@ class Registry(Mapping[str, T], Generic[T]):
             raise InputError(f"there is a {self.what} called {name!r} already: take another name")
         self._members[name], self.summaries[name] = place, summary
 
-    def extended(self, what: str, members: Mapping[str, str]) -> Registry[Any]:
+    def extended(self, what: str, members: Mapping[str, str | tuple[str, str]]) -> Registry[Any]:
         """A larger family: the members of this one, and others."""
-        return Registry(what, {**self._members, **members})
+        mine = {name: (place, self.summaries[name]) for name, place in self._members.items()}
+        return Registry(what, {**mine, **members})
+
+    def described(self) -> str:
+        """All names with their summaries, for the help of an option.
+
+        >>> Registry("root", {"sqrt": ("math:sqrt", "square"), "cbrt": "math:cbrt"}).described()
+        'sqrt (square), cbrt'
+        """
+        return ", ".join(f"{n} ({s})" if s else n for n, s in self.summaries.items())
 
     def __getitem__(self, name: str) -> T:
         module, _, attribute = self._members[name].partition(":")
@@ -72,12 +80,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def choose(self, name: str) -> T:
         """The member called ``name``; refused with the names there are."""
-        if name not in self._members:
-            near = suggestion(name, self._members)
-            raise InputError(
-                f"no {self.what} called {name!r}{near}: choose one of {', '.join(self)}"
-            )
-        return self[name]
+        return choose(self.what, name, self)
 
     def build(self, name: str, **values: object) -> Any:  # noqa: ANN401  an instance of T
         """An instance of the member called ``name``; values that are ``None`` keep its default."""
@@ -97,7 +100,11 @@ class Registry(Mapping[str, T], Generic[T]):
         for name, place in self._members.items():
             if place == f"{kind.__module__}:{kind.__qualname__}":
                 return name
-        raise InputError(f"{kind.__qualname__} is no {self.what} of {', '.join(self)}")
+        place = f"{kind.__module__}:{kind.__qualname__}"
+        raise InputError(
+            f"{kind.__qualname__} is none of the {self.what}s {', '.join(self)}: add it to their "
+            f'table with .register("NAME", "{place}")'
+        )
 
     def to_json(self, instance: Any) -> dict[str, Any]:  # noqa: ANN401  any dataclass
         """An instance of a member that is a dataclass, as plain values; ``kind`` is its name."""
@@ -114,18 +121,3 @@ class Registry(Mapping[str, T], Generic[T]):
 
 def _field_names(member: Any) -> set[str]:  # noqa: ANN401  a dataclass
     return {f.name for f in dataclasses.fields(member) if f.init}
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """The known word that looks like a mistyped one, as the end of a clause.
-
-    Leading dashes are left out of the comparison: every two options have them in common.
-
-    >>> suggestion("trian", ["train", "data"])
-    ' (did you mean train?)'
-    >>> suggestion("--uot", ["--out", "--seed"]), suggestion("--foo", ["--out", "--seed"])
-    (' (did you mean --out?)', '')
-    """
-    bare = {name.lstrip("-"): name for name in known}
-    near = difflib.get_close_matches(word.lstrip("-"), bare, n=1)
-    return f" (did you mean {bare[near[0]]}?)" if near else ""

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 import idode
 from idode.adapters import ADAPTERS
 from idode.adapters.adapt import open_model
-from idode.adapters.foreign_run import open_foreign_run
 from idode.diffusion import exact
 from idode.diffusion.predictors import NOISE, VELOCITY, convert
 from idode.diffusion.schedules import SCHEDULES, Schedule
@@ -518,7 +517,7 @@ def test_a_folder_stands_in_the_place_of_a_run(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "diffusers", SimpleNamespace(DiffusionPipeline=loader))
     (tmp_path / "model_index.json").write_text("{}")
-    run = open_foreign_run(f"diffusers:{tmp_path}")
+    run = f"diffusers:{tmp_path}"
     images = points.reshape(2, 1, 1, 2).numpy().astype("uint8")
     how = LikelihoodSettings(n_probes=0, solver=Adams(steps=60))
     found = idode.evaluate(run, data=(images, images), settings=how, device="cpu", progress=False)

@@ -116,7 +116,7 @@ class TestFrame:
         for action in parser_of(name).actions:
             assert action.help, action.dest
             if action.metavar == "RUN" and not action.option_strings:
-                assert action.help == "a run folder, or pretrained:NAME"
+                assert action.help == "a run folder, pretrained:NAME or diffusers:FOLDER"
 
     def test_an_interrupted_command_exits_with_130(self, monkeypatch, capsys) -> None:
         def interrupted(args: object) -> int:
@@ -268,7 +268,7 @@ class TestTrain:
         ("words", "message"),
         [
             (["digits"], "--out RUN"),
-            (["digit", "--out", "RUN"], "no preset called 'digit': choose one of digits"),
+            (["digit", "--out", "RUN"], "no preset called 'digit' (did you mean digits?)"),
             (["--out", "RUN"], "no preset is given"),
             (["vectors", "--out", "RUN"], "vectors has no data set of its own: give the data"),
             (["digits", "--out", "RUN", "--data", "npy:nowhere.npy"], "no file or folder"),

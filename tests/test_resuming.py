@@ -238,7 +238,7 @@ class TestStore:
 
     def test_a_place_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
-        with pytest.raises(InputError, match="name another file with --journal FILE"):
+        with pytest.raises(InputError, match="name another file for the journal"):
             JsonlStore(tmp_path / "file" / "j.jsonl", {})
 
     def test_each_process_reads_what_the_others_wrote(self, tmp_path: Path) -> None:

@@ -80,8 +80,7 @@ def _add_settings_arguments(parser: argparse.ArgumentParser) -> None:
     """How the values are computed: noise, probes, solver."""
     parser.add_argument(
         "--dequantization", metavar="NAME", choices=DEQUANTIZATIONS,
-        help="how integers become states: tn (truncated normal), uniform, variational, learned "
-        "(by idode dequantize), or none for continuous data [tn]",
+        help=f"how integers become states: {DEQUANTIZATIONS.described()} [tn]",
     )  # fmt: skip
     parser.add_argument(
         "--importance", type=positive, metavar="K",
@@ -101,11 +100,11 @@ def _add_settings_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--probe", metavar="NAME", choices=PROBES,
-        help="distribution of the probes, rademacher or gaussian [rademacher]",
+        help=f"distribution of the probes: {PROBES.described()} [rademacher]",
     )  # fmt: skip
     parser.add_argument(
         "--solver", metavar="NAME", choices=SOLVERS,
-        help="adams on a calibrated grid, the paper's adaptive dopri5, or rk4 [adams]",
+        help=f"{SOLVERS.described()} [adams]",
     )  # fmt: skip
     parser.add_argument(
         "--tolerance", type=above_zero, metavar="TOL",
@@ -191,7 +190,7 @@ def _one(args: argparse.Namespace) -> Evaluation:
     draws = {} if args.draws is None else {"draws": args.draws}
     more = {
         "table": args.bounds,
-        "store": args.journal,
+        "journal": args.journal,
         "precision": args.precision,
         **draws,
     }
@@ -239,7 +238,7 @@ def _print(found: Evaluation) -> None:
         rows.append(
             [f"ODE {way.name if way else ''}", str(r.settings.n_importance), f"{r.mean:.4f}",
              f"{r.standard_error:.4f}", f"{e.images:.4f}", f"{e.dequantization:.4f}",
-             f"{e.probe:.4f}", f"{e.solver:+.4f}", f"{r.nfe:.0f}", f"{r.seconds / n:.3f}"]
+             f"{e.probe:.4f}", e.solver_text, f"{r.nfe:.0f}", f"{r.seconds / n:.3f}"]
         )  # fmt: skip
     sampled = [r for r in found.results if isinstance(r, SampledBitsPerDim)]
     print(f"{found.run}: {found.split} split of {found.data}, {found.images} images")

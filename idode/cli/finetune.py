@@ -53,5 +53,5 @@ def run(args: argparse.Namespace) -> int:
         args.run, data=args.data, device=args.device, progress=not args.quiet, **given
     )
     if not args.quiet:
-        print_summary(tuned, time.perf_counter() - began)
+        print_summary(tuned, time.perf_counter() - began, args.device)
     return 0

@@ -68,13 +68,15 @@ def print_settings(config: Config) -> None:
     print(json.dumps(to_json(config), indent=1))
 
 
-def print_summary(run: Run, seconds: float) -> None:
+def print_summary(run: Run, seconds: float, device: str | None) -> None:
     """What was trained; only rank 0 of several processes prints."""
     if os.environ.get("RANK", "0") != "0":
         return
+    from idode.runs.distributed import best_device
     from idode.training.metrics import read_metrics
 
     lines = read_metrics(run.metrics)
     held_out = [line["held_out"] for line in lines if "held_out" in line][-1:]
     value = "".join(f", held-out {found:.4f} bits/dim" for found in held_out)
-    print(f"{run.path}: {run.config.train.steps} steps, {seconds:.0f} s{value}\n{run.identity}")
+    where = f"{seconds:.0f} s on {best_device(device)}"
+    print(f"{run.path}: {run.config.train.steps} steps, {where}{value}\n{run.identity}")

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from idode.cli import COMMANDS, INTERRUPTED
-from idode.errors import InputError
-from idode.registry import suggestion
+from idode.errors import InputError, suggestion
 
 __all__ = [
     "INTERRUPTED",
@@ -29,7 +28,8 @@ __all__ = [
     "positive",
 ]
 
-RUN = "a run folder, or pretrained:NAME"  # the help of every argument that takes one
+# The help of every argument that takes a run.
+RUN = "a run folder, pretrained:NAME or diffusers:FOLDER"
 
 
 class Parser(argparse.ArgumentParser):

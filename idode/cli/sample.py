@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--solver", choices=SAMPLERS, metavar="NAME",
-        help="dopri5 (the paper's), adams, rk4, dpm (good in 10 to 20 steps), ancestral [dopri5]",
+        help=f"{SAMPLERS.described()} [dopri5]",
     )  # fmt: skip
     parser.add_argument(
         "--steps", type=positive, metavar="N",

@@ -69,5 +69,5 @@ def run(args: argparse.Namespace) -> int:
         **given,
     )
     if not args.quiet:
-        print_summary(trained, time.perf_counter() - began)
+        print_summary(trained, time.perf_counter() - began, args.device)
     return 0

@@ -22,8 +22,7 @@ from idode.data.identity import Identity, content_hash
 from idode.data.prepared import Dataset, open_prepared, prepare
 from idode.dataclass_io import field_types
 from idode.dataclass_io import parse as parse_value
-from idode.errors import InputError, choose
-from idode.registry import suggestion
+from idode.errors import InputError, choose, suggestion
 
 __all__ = ["Spec", "default_root", "fetch", "load", "parse", "verify"]
 

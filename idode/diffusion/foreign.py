@@ -32,11 +32,10 @@ class CheckedNetwork(nn.Module):
         super().__init__()
         _check_network(net)
         self.net = net
-        self._dtype = next((p.dtype for p in _parameters(net)), None)
 
     def forward(self, x: Tensor, time: Tensor, **condition: Tensor) -> Tensor:
         """The network's prediction, in the dtype of ``x``."""
-        dtype = self._dtype or x.dtype
+        dtype = next((p.dtype for p in _parameters(self.net)), x.dtype)
         try:
             said = self.net(x.to(dtype), time.to(dtype), **condition)
         except torch.OutOfMemoryError:

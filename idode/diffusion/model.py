@@ -140,7 +140,7 @@ class DiffusionODE(nn.Module):
             )
         if not isinstance(wanted, Velocity | TimedVelocity):
             self.check_gaussian_path()
-        time = self.clock.time(gamma).to(x.dtype).expand(x.shape[0])
+        time = self.clock.time(gamma).to(x).expand(x.shape[0])
         scaled = like(self.predictor.c_in(self.schedule, gamma), x) * x
         given = {name: value for name, value in condition.items() if value is not None}
         prediction = self.net(scaled, time, **given)
@@ -182,16 +182,18 @@ class DiffusionODE(nn.Module):
         Returns:
             A scalar with gradients.
         """
-        from idode.batches import to_tensor
+        from idode.batches import check_shape, rows_for, to_tensor
         from idode.diffusion.noise_levels import Designed
         from idode.diffusion.objectives import first_order
         from idode.likelihood.dequantization import clean_data
         from idode.numerics import nats_to_bits
 
+        check_shape(data, self.shape)
+        given = rows_for(condition, len(data), self.device)
         x0 = clean_data(to_tensor(data).to(self.device), self.levels, self.dtype)
         times = Designed(self.schedule, self.gamma_min, self.gamma_max).draw(len(x0), generator)
         eps = torch.randn(x0.shape, generator=generator, dtype=x0.dtype).to(x0.device)
-        nats = first_order(self, x0, eps, times.gamma.to(x0.device), condition=condition)
+        nats = first_order(self, x0, eps, times.gamma.to(x0.device), condition=given)
         weighted = nats / times.density.to(nats)
         return nats_to_bits(weighted.mean(), x0[0].numel())
 
@@ -299,7 +301,7 @@ class DiffusionODE(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: Path | str) -> DiffusionODE:
-        """The model of a run folder; the same as :func:`idode.load` on the CPU."""
+        """The model of a run folder on the CPU; :func:`idode.load` chooses the device."""
         from idode.runs.run import load
 
         return load(folder, device="cpu")

@@ -53,7 +53,7 @@ def evaluate(
     table: bool = False,
     draws: int = 16,
     net: nn.Module | None = None,
-    store: Path | None = None,
+    journal: Path | str | None = None,
     device: torch.device | str | None = None,
     progress: bool = True,
 ) -> Evaluation:
@@ -75,7 +75,7 @@ def evaluate(
         table: The paper's table in place of one value: all dequantizations by K = 1, 5, 20.
         draws: Noise levels for each image of the SDE bound.
         net: An instance of the user's own network, for a run that was trained with one.
-        store: File of finished batches; by default in ``RUN/evaluations``.
+        journal: File of finished batches; by default in ``RUN/evaluations``.
         device: By default the best one there is.
         progress: Whether to show progress bars.
 
@@ -108,7 +108,7 @@ def evaluate(
         if world.writes:
             _warn_of_other_data(run, identity)
         with (
-            open_store(run, model, depends, store, world.rank, own) as kept,
+            open_store(run, model, depends, journal, world.rank, own) as kept,
             Stages(quiet=not (progress and world.writes)) as stages,
         ):
             runner = BatchRunner(stages, kept, world.rank, world.size)
@@ -131,8 +131,9 @@ def evaluate(
                     "resume"
                 ) from None
         place, rank = str(world.device), world.rank
+        kind = str(model.dtype).removeprefix("torch.")
     return Evaluation(
-        name, run.parent, identity, split, sde, tuple(results), place, kept.path, rank
+        name, run.parent, identity, split, sde, tuple(results), place, kept.path, rank, kind
     )
 
 

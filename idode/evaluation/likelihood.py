@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from idode.batches import IndexedBatches, Pixels
+from idode.batches import IndexedBatches, Pixels, check_shape
 from idode.diffusion.model import Condition, DiffusionODE
 from idode.diffusion.noise_levels import NoiseLevelDistribution
 from idode.errors import InputError
@@ -23,6 +23,7 @@ from idode.likelihood.bits_per_dim import BitsPerDim, bits_from_draws
 from idode.likelihood.calibration import PILOT, SolverCalibration, calibrate_solver
 from idode.likelihood.estimator import BatchDraws, LikelihoodSettings, LogWeightEstimator
 from idode.likelihood.sde_bound import SDEBound, SDEBoundEstimator
+from idode.numerics import float32_products
 from idode.ode import SOLVERS
 
 __all__ = ["DRAWS", "bits_per_dim", "bounds", "find_calibration", "sde_bound"]
@@ -44,7 +45,7 @@ def bits_per_dim(
     settings: LikelihoodSettings | None = None,
     *,
     first_index: int = 0,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     calibration: SolverCalibration | None = None,
     condition: Condition | None = None,
     runner: BatchRunner | None = None,
@@ -57,7 +58,7 @@ def bits_per_dim(
         data: Integers in ``0..levels-1`` ``(N, *)``, or floats for continuous data.
         settings: How, for example ``LikelihoodSettings(n_importance=5)``.
         first_index: Place of the first image in its data set: it seeds the image's noise.
-        dtype: Of states and network; log-densities are float64 always.
+        dtype: Of the states, by default that of the model; log-densities are float64 always.
         calibration: That of an earlier result, to solve more images of the same kind on the same
             grid; by default the first images are a pilot.
         condition: Keyword arguments of the network, one row for each image.
@@ -117,6 +118,7 @@ def find_calibration(
     return found
 
 
+@float32_products()
 def bounds(
     model: DiffusionODE,
     data: Pixels,
@@ -124,7 +126,7 @@ def bounds(
     settings: LikelihoodSettings | None = None,
     *,
     first_index: int = 0,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     calibration: SolverCalibration | None = None,
     condition: Condition | None = None,
     runner: BatchRunner | None = None,
@@ -140,7 +142,7 @@ def bounds(
         importances: The values of K; each must divide the largest.
         settings: How; its ``n_importance`` is not used.
         first_index: Place of the first image in its data set.
-        dtype: Of states and network.
+        dtype: Of the states.
         calibration: That of an earlier result.
         condition: Keyword arguments of the network.
         runner: Knows batches that are done already.
@@ -149,8 +151,8 @@ def bounds(
     most = max(importances)
     if any(k < 1 or most % k for k in importances):
         raise InputError(f"each K must divide the largest, got {list(importances)}")
-    if len(data) == 0:
-        raise InputError("there are no images to evaluate: pass at least one")
+    _check_data(model, data)
+    dtype = dtype or model.dtype
     settings = dataclasses.replace(settings or LikelihoodSettings(), n_importance=most)
     estimator = LogWeightEstimator(model, settings.for_model(model), dtype)
     settings, runner = estimator.settings, runner or BatchRunner()
@@ -193,6 +195,7 @@ def bounds(
     ]
 
 
+@float32_products()
 def sde_bound(
     model: DiffusionODE,
     data: Pixels,
@@ -202,7 +205,7 @@ def sde_bound(
     seed: int = 0,
     first_index: int = 0,
     batch_size: int = 128,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     condition: Condition | None = None,
     runner: BatchRunner | None = None,
 ) -> SDEBound:
@@ -216,13 +219,12 @@ def sde_bound(
         seed: Of noise levels and noise.
         first_index: Place of the first image in its data set.
         batch_size: Images evaluated together.
-        dtype: Of the network's input.
+        dtype: Of the states, by default that of the model.
         condition: Keyword arguments of the network, one row for each image.
         runner: Knows batches that are done already and shares the others.
     """
-    if len(data) == 0:
-        raise InputError("there are no images to evaluate: pass at least one")
-    estimator = SDEBoundEstimator(model, draws, distribution, seed, dtype)
+    _check_data(model, data)
+    estimator = SDEBoundEstimator(model, draws, distribution, seed, dtype or model.dtype)
     batches = IndexedBatches(data, batch_size, first_index, model.device, dict(condition or {}))
     depends = {**estimator.identity(), "first": first_index, "batch_size": batch_size}
 
@@ -236,3 +238,9 @@ def sde_bound(
     if not done.complete:
         raise KeyboardInterrupt
     return estimator.bound(done.values, math.prod(data.shape[1:]), done.seconds)
+
+
+def _check_data(model: DiffusionODE, data: Pixels) -> None:
+    if len(data) == 0:
+        raise InputError("there are no images to evaluate: pass at least one")
+    check_shape(data, model.shape)

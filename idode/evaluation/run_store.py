@@ -58,7 +58,7 @@ def open_store(
     run: Run,
     model: DiffusionODE,
     depends: Mapping[str, Any],
-    file: Path | None = None,
+    file: Path | str | None = None,
     rank: int = 0,
     learned: Learned | None = None,
 ) -> JsonlStore:
@@ -82,4 +82,4 @@ def open_store(
         own = run.path not in pretrained().values() and os.access(run.path, os.W_OK)
         home = run.path if own else default_root()
         file = home / EVALUATIONS / f"{fingerprint(header)}.jsonl"
-    return JsonlStore(file, header, rank)
+    return JsonlStore(Path(file), header, rank)

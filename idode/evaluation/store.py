@@ -46,7 +46,7 @@ class JsonlStore:
             sync_folder(own.parent)  # or a power cut takes the file with all its lines
         except OSError as error:
             raise InputError(
-                f"cannot write {own} ({error.strerror}): name another file with --journal FILE"
+                f"cannot write {own} ({error.strerror}): name another file for the journal"
             ) from None
         try:
             _lock(self._file, own)
@@ -93,7 +93,7 @@ class JsonlStore:
         whole = text[: text.rfind(b"\n") + 1]
         first = json.dumps(self._header).encode() + b"\n"
         if not whole and not first.startswith(text):
-            raise InputError(f"{own} is not a journal: name another file with --journal FILE")
+            raise InputError(f"{own} is not a journal: name another file for the journal")
         found = self._read(own, whole) if whole else []
         if len(whole) < len(text):
             self._file.truncate(len(whole))
@@ -108,13 +108,13 @@ class JsonlStore:
             return []
         header = lines[0]
         if header is None or "journal" not in header:
-            raise InputError(f"{path} is not a journal: name another file with --journal FILE")
+            raise InputError(f"{path} is not a journal: name another file for the journal")
         if header != self._header:
             both = [*self._header, *header]
             other = next(k for k in both if header.get(k) != self._header.get(k))
             raise InputError(
                 f"{path} is the journal of an evaluation with another {other}: name another file "
-                "with --journal FILE"
+                "for the journal"
             )
         return [line for line in map(_verified, lines[1:]) if line is not None and "stage" in line]
 
@@ -173,5 +173,5 @@ def _lock(file: IO[bytes], path: Path) -> None:
     if try_lock(file.fileno()) is False:
         raise InputError(
             f"another process is at this evaluation and writes {path}: wait for it, or name "
-            "another file with --journal FILE"
+            "another file for the journal"
         )

@@ -14,10 +14,10 @@ __all__ = ["DEQUANTIZATIONS"]
 DEQUANTIZATIONS: Registry[type[Dequantization]] = Registry(
     "dequantization",
     {
-        "tn": "idode.likelihood.dequantization:TruncatedNormal",
+        "tn": ("idode.likelihood.dequantization:TruncatedNormal", "truncated normal"),
         "uniform": "idode.likelihood.dequantization:Uniform",
-        "variational": "idode.likelihood.dequantization:Variational",
-        "learned": "idode.likelihood.learned_dequantization:Learned",
-        "none": "idode.likelihood.dequantization:Continuous",
+        "variational": ("idode.likelihood.dequantization:Variational", "the model's own noise"),
+        "learned": ("idode.likelihood.learned_dequantization:Learned", "by idode dequantize"),
+        "none": ("idode.likelihood.dequantization:Continuous", "for continuous data"),
     },
 )

@@ -32,12 +32,17 @@ class Errors:
     images: float  # other test images of the same kind
     dequantization: float  # other draws of the noise
     probe: float  # other probes
-    solver: float  # mean over the pilot against twice the steps, signed
+    solver: float  # mean over the pilot against twice the steps, signed; NaN if not estimated
+
+    @property
+    def solver_text(self) -> str:
+        """The solver's error for people: fixed steps and adaptive solvers have no estimate."""
+        return "unknown" if math.isnan(self.solver) else f"{self.solver:+.4f}"
 
     def __str__(self) -> str:
         return (
             f"images {self.images:.4f}, dequantization {self.dequantization:.4f}, "
-            f"probe {self.probe:.4f}, solver {self.solver:+.4f}"
+            f"probe {self.probe:.4f}, solver {self.solver_text}"
         )
 
 

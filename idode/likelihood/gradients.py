@@ -25,11 +25,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from idode.errors import InputError
-from idode.ode.adams import Adams
 from idode.ode.quadrature import quadrature
 from idode.ode.solvers import Field, Solution, Solver
 
-__all__ = ["CheckpointedField", "mirrored", "solve_with_adjoint"]
+__all__ = ["CheckpointedField", "solve_with_adjoint"]
 
 
 @dataclass(frozen=True)
@@ -95,14 +94,15 @@ def solve_with_adjoint(
     """A solve whose gradients come from the adjoint equation.
 
     Args:
-        solver: Adams, whose nodes are used on the way back too.
+        solver: One that knows its nodes, which are used on the way back too.
         field: Velocity and rates.
         x: States ``(B, *)`` at ``start``.
         start: Where the solve begins.
         end: Where it ends.
         inputs: Parameters and conditions for which gradients are wanted.
     """
-    if not isinstance(solver, Adams):
+    nodes = solver.nodes(start, end)
+    if nodes is None:
         raise InputError(
             f"the adjoint is solved on the grid of Adams steps, got {type(solver).__name__}: "
             "leave the solver out, or save memory with checkpoint=True"
@@ -110,13 +110,7 @@ def solve_with_adjoint(
     owner = CheckpointedField(field, inputs)
     applied = _Adjoint.apply(owner, solver, start, end, x, *inputs)  # type: ignore[no-untyped-call]
     z, integral, gap = applied
-    return Solution(z, integral, solver.nfe, gap)
-
-
-def mirrored(solver: Adams) -> Adams:
-    """The same nodes for the way back."""
-    grid = tuple(1 - u for u in reversed(solver.fractions))
-    return Adams(solver.tolerance, grid=grid, order=solver.order)
+    return Solution(z, integral, len(nodes), gap)
 
 
 class _Adjoint(torch.autograd.Function):
@@ -124,7 +118,7 @@ class _Adjoint(torch.autograd.Function):
     def forward(
         ctx: Any,  # noqa: ANN401
         owner: CheckpointedField,
-        solver: Adams,
+        solver: Solver,
         start: float,
         end: float,
         x: Tensor,
@@ -147,7 +141,7 @@ class _Adjoint(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         (z,) = ctx.saved_tensors
         start, end = ctx.ends
-        solver = mirrored(ctx.solver)
+        solver = ctx.solver.reversed()
         field = _AdjointField(ctx.owner, dintegral, z.shape, solver.nodes(end, start))
         both = torch.cat([z.flatten(1), dz.flatten(1)], dim=1)
         with torch.no_grad():
@@ -159,8 +153,8 @@ class _Adjoint(torch.autograd.Function):
 class _AdjointField:
     """State and adjoint side by side, ``(B, 2 D)``; adds up the inputs' gradients by the way.
 
-    Adams evaluates each of its nodes once and in order, so the weight of an evaluation in the
-    integral is known when it is made.
+    The solver evaluates each of its nodes once and in order, so the weight of an evaluation in
+    the integral is known when it is made.
     """
 
     def __init__(

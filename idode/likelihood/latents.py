@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from idode.batches import check_shape, rows_for
 from idode.diffusion.model import Condition, DiffusionODE
-from idode.likelihood.gradients import mirrored
 from idode.likelihood.log_prob import PILOT, DensityField, PathField, check_repeatable
 from idode.ode.adams import Adams
 from idode.ode.divergence import Rademacher
@@ -78,9 +78,11 @@ def _mapped(
     *,
     forward: bool,
 ) -> Mapped:
+    check_shape(x, model.shape)
+    x, condition = x.to(model.device), rows_for(condition, len(x), model.device)
     start, end = (model.gamma_min, model.gamma_max)[:: 1 if forward else -1]
     chosen = solver or _calibrated(model, x.detach(), condition, tolerance, start, end)
-    way_back = mirrored(chosen) if isinstance(chosen, Adams) else chosen
+    way_back = chosen.reversed()
     field = PathField(model, condition)
     there = chosen.solve(field, x, start, end)
     error = torch.full((len(x),), math.nan, dtype=torch.float64)

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from idode.batches import check_shape, rows_for
 from idode.diffusion.model import Condition, DiffusionODE
 from idode.errors import InputError
 from idode.likelihood.gradients import CheckpointedField, solve_with_adjoint
 from idode.likelihood.prior import latent_moments, prior_mismatch
-from idode.numerics import nats_to_bits, per_sample
+from idode.numerics import clock_at, double, float32_products, nats_to_bits, per_sample
 from idode.ode import divergence
 from idode.ode.adams import Adams
 from idode.ode.divergence import Rademacher
@@ -78,7 +79,7 @@ def prior_log_prob(model: DiffusionODE, z: Tensor) -> Tensor:
     r"""Log density of :math:`\mathcal N(0, \sigma(\gamma_{\max})^2 I)`, ``(B,)`` float64."""
     gamma = torch.tensor(model.gamma_max, dtype=torch.float64)
     log_sigma = float(model.schedule.log_sigma(gamma))
-    square = per_sample(z.double() ** 2) * math.exp(-2 * log_sigma)
+    square = per_sample(double(z) ** 2) * math.exp(-2 * log_sigma)
     return -0.5 * square - z[0].numel() * (log_sigma + 0.5 * math.log(2 * math.pi))
 
 
@@ -144,6 +145,7 @@ def solve_log_prob(
     )
 
 
+@float32_products()
 def log_prob(
     model: DiffusionODE,
     x: Tensor,
@@ -184,7 +186,8 @@ def log_prob(
     """
     begin = model.gamma_min if start is None else start
     _check(model, x, clean=clean, both=checkpoint and adjoint)
-    given, dim = condition or {}, x[0].numel()
+    x = x.to(model.device)
+    given, dim = rows_for(condition or {}, len(x), model.device), x[0].numel()
     log_alpha = float(model.schedule.log_alpha(torch.tensor(begin, dtype=torch.float64)))
     x = x * math.exp(log_alpha) if clean else x
     if n_probes is None:
@@ -221,6 +224,7 @@ def _check(model: DiffusionODE, x: Tensor, *, clean: bool, both: bool) -> None:
         )
     if len(x) == 0:
         raise InputError("there are no states: pass at least one")
+    check_shape(x, model.shape)
     if clean and model.levels is not None:
         raise InputError(
             f"the model is of integer data with {model.levels} levels, which has probabilities "
@@ -255,7 +259,7 @@ def _calibrated(
 
 def check_repeatable(field: DensityField, x: Tensor, gamma: float) -> None:
     """Refuse a network that says something else when it is asked again."""
-    at = torch.tensor(gamma, dtype=torch.float64, device=x.device)
+    at = clock_at(gamma, x)
     path = PathField(field.model, field.condition)
     first, second = (path(x, at)[0] for _ in range(2))
     apart = float((first - second).abs().max())

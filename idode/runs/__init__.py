@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["SHIPPED", "pretrained"]
+from idode.registry import Registry
+
+if TYPE_CHECKING:
+    from idode.runs.run import Run
+
+__all__ = ["FOREIGN", "SHIPPED", "pretrained"]
+
+FOREIGN: Registry[Callable[[str], Run]] = Registry(
+    "format of other libraries",
+    {"diffusers": ("idode.adapters.foreign_run:open_foreign_run", "a saved pipeline")},
+)
 
 SHIPPED = "pretrained:"  # begins the names of models that come with the package
 

@@ -38,7 +38,7 @@ from idode.errors import InputError, choose
 from idode.nets.config import CustomNetConfig, UNetConfig
 from idode.nets.mlp import MLP
 from idode.nets.unet import UNet
-from idode.runs import SHIPPED, pretrained
+from idode.runs import FOREIGN, SHIPPED, pretrained
 from idode.runs.config import Config, from_json, to_json
 from idode.runs.distributed import best_device
 from idode.runs.tensor_file import save_tensors
@@ -271,10 +271,13 @@ def load(
     net: nn.Module | None = None,
     device: torch.device | str | None = None,
 ) -> DiffusionODE:
-    """A trained model, ready to use.
+    """A trained model in evaluation mode, ready to use.
+
+    Its parameters are frozen, so that log-densities keep nothing for gradients; go on training
+    with ``model.requires_grad_().train()``.
 
     Args:
-        run: A run folder, a :class:`Run`, or ``pretrained:NAME``.
+        run: A run folder, a :class:`Run`, ``pretrained:NAME``, or ``diffusers:FOLDER``.
         net: An instance of the user's own network, for a run that was trained with one.
         device: Where to put it; by default the best one there is.
     """
@@ -282,9 +285,12 @@ def load(
 
 
 def open_run(path: Run | Path | str) -> Run:
-    """The run in a folder, or one that comes with the package, as ``pretrained:digits``."""
+    """The run of a folder, of the package (``pretrained:digits``), or of ``diffusers:FOLDER``."""
     if isinstance(path, Run):
         return path
+    kind, colon, _ = str(path).partition(":")
+    if colon and kind in FOREIGN:
+        return FOREIGN[kind](str(path))
     name = str(path).removeprefix(SHIPPED)
     if name != str(path):
         path = choose("pretrained model", name, pretrained())

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from idode.batches import rows_for
 from idode.diffusion.model import Condition, DiffusionODE
 from idode.errors import InputError, NumericalError
 from idode.likelihood.dequantization import centres
-from idode.numerics import nats_to_bits, per_sample
+from idode.numerics import float32_products, nats_to_bits, per_sample
 from idode.ode.dormand_prince import Dopri5
 from idode.ode.solvers import Solver
 from idode.sampling.samplers import OdeSampler, SampleBatch, Sampler, States
@@ -54,6 +55,7 @@ def nearest_level(model: DiffusionODE, x: Tensor) -> Tensor:
     return position.round().clamp(0, model.levels - 1).to(small)
 
 
+@float32_products()
 def sample(
     model: DiffusionODE,
     count: int,
@@ -63,7 +65,7 @@ def sample(
     log_prob: bool = False,
     n_probes: int = 1,
     batch_size: int = 64,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     condition: Condition | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Samples:
@@ -78,7 +80,7 @@ def sample(
         log_prob: Also integrate the divergence along each path.
         n_probes: Hutchinson probes of the divergence; 0 is exact, at one product a dimension.
         batch_size: Samples solved together.
-        dtype: Of states and network.
+        dtype: Of the states, by default that of the model.
         condition: Keyword arguments of the network, one row for each sample.
         progress: Called with the number of samples just done.
 
@@ -86,13 +88,13 @@ def sample(
         The samples and their cost. ``Ctrl-C`` returns the batches that are done.
     """
     began = time.perf_counter()
-    _check(model, count, batch_size, n_probes, condition or {})
+    _check(model, count, batch_size, n_probes)
     assert model.shape is not None
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
     stream = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
     everything = SampleBatch(
-        model, model.shape, range(count), stream, n_probes if log_prob else None, dtype,
-        {name: value.to(model.device) for name, value in (condition or {}).items()},
+        model, model.shape, range(count), stream, n_probes if log_prob else None,
+        dtype or model.dtype, rows_for(condition or {}, count, model.device),
     )  # fmt: skip
     chosen = solver if isinstance(solver, Sampler) else OdeSampler(solver or Dopri5())
     done: list[States] = []
@@ -110,9 +112,7 @@ def sample(
     return _samples(model, done, count, time.perf_counter() - began)
 
 
-def _check(
-    model: DiffusionODE, count: int, batch_size: int, n_probes: int, condition: Condition
-) -> None:
+def _check(model: DiffusionODE, count: int, batch_size: int, n_probes: int) -> None:
     """Refuse what cannot be drawn."""
     for name, value, least in (
         ("count", count, 1),
@@ -126,11 +126,6 @@ def _check(
             "the model does not know the shape of a sample: pass shape=(channels, height, width) "
             "when it is made"
         )
-    for name, rows in condition.items():
-        if len(rows) != count:
-            raise InputError(
-                f"the condition {name!r} has {len(rows)} rows for {count} samples: give one each"
-            )
 
 
 def _finite(states: States) -> States:

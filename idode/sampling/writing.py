@@ -22,9 +22,7 @@ NUMBERED = re.compile(r"\d{5,}\.png")  # what a folder of samples holds
 def check_out(out: Path, shape: tuple[int, ...], levels: int | None, force: bool) -> None:
     """Refuse an output that cannot hold the samples, or that exists, before any work is done."""
     if out.suffix not in ("", ".png", ".npz") and not out.is_dir():
-        raise InputError(
-            f"{out} is no place for samples: give FILE.png, FILE.npz or a folder with --out"
-        )
+        raise InputError(f"{out} is no place for samples: give FILE.png, FILE.npz or a folder")
     if out.suffix != ".npz":
         check_images(shape, levels)
     if out.suffix and out.is_dir():
@@ -37,12 +35,12 @@ def check_out(out: Path, shape: tuple[int, ...], levels: int | None, force: bool
         held = [path for path in out.iterdir() if not path.name.startswith(".")]
         if held and not force:
             raise InputError(
-                f"{out} is not empty: give another folder, or --force to replace samples"
+                f"{out} is not empty: give another folder, or replace its samples with force"
             )
         if any(NUMBERED.fullmatch(path.name) is None for path in held):
             raise InputError(f"{out} holds other files than samples: give another folder")
     elif out.exists() and not force:
-        raise InputError(f"{out} exists: give another name, or --force to replace it")
+        raise InputError(f"{out} exists: give another name, or replace it with force")
 
 
 def write_samples(out: Path, drawn: Samples, levels: int | None) -> None:

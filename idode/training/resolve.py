@@ -106,6 +106,8 @@ def check_net(config: Config, net: nn.Module) -> None:
 
 
 def _changes(settings: Iterable[str], steps: int | None, seed: int | None) -> list[str]:
+    if isinstance(settings, str):
+        raise InputError(f"settings is a list of NAME=VALUE, got {settings!r}: put it in brackets")
     short = {"train.steps": steps, "train.seed": seed}
     return [*settings, *(f"{name}={value}" for name, value in short.items() if value is not None)]
 
