@@ -35,9 +35,14 @@ class Labelled(nn.Module):
         return x - self.bias[labels].reshape(-1, 1, 1, 1) * (1 - t).reshape(-1, 1, 1, 1)
 
 
-def labelled() -> idode.DiffusionODE:
+def labelled(net: nn.Module | None = None) -> idode.DiffusionODE:
     return idode.DiffusionODE(
-        Labelled(), VariancePreserving(), start_gamma(LEVELS), 5.0, levels=LEVELS, shape=SHAPE
+        net or Labelled(),
+        VariancePreserving(),
+        start_gamma(LEVELS),
+        5.0,
+        levels=LEVELS,
+        shape=SHAPE,
     )
 
 
@@ -104,6 +109,43 @@ class TestModule:
         ).detach()
         error = float(draws.std()) / 16
         assert float(draws.mean()) == pytest.approx(bound.diffusion, abs=4 * error)
+
+    def test_the_states_have_the_dtype_of_the_model(self) -> None:
+        seen: list[torch.dtype] = []
+
+        class Watching(Labelled):
+            def forward(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+                seen.append(x.dtype)
+                return super().forward(x, t, labels)
+
+        model = labelled(Watching()).double()
+        labels = torch.tensor([0, 1])
+        quick = idode.LikelihoodSettings(solver=Adams(steps=4))
+        model.bits_per_dim(images(2), quick, labels=labels)
+        model.sde_bound(images(2), draws=2, labels=labels)
+        model.sample(2, solver=Adams(steps=4), labels=labels)
+        assert set(seen) == {torch.float64}
+
+    @pytest.mark.parametrize("method", ["bits_per_dim", "sde_bound", "loss"])
+    def test_images_of_another_shape_are_refused(self, method: str) -> None:
+        wrong = images(2).permute(0, 2, 3, 1)
+        with pytest.raises(idode.InputError, match=r"got data of shape .*: pass \(N, C, H, W\)"):
+            getattr(labelled(), method)(wrong, labels=torch.tensor([0, 1]))
+
+    def test_states_of_another_shape_are_refused(self) -> None:
+        with pytest.raises(idode.InputError, match="the model is of samples of shape"):
+            labelled().log_prob(torch.zeros(2, 5), labels=torch.tensor([0, 1]))
+
+    def test_a_misspelt_argument_is_no_condition(self) -> None:
+        model, x = labelled(), torch.zeros(1, *SHAPE)
+        for call in (
+            lambda: model.sample(2, bach_size=8),
+            lambda: model.log_prob(x, labels=[1]),
+            lambda: model.loss(images(2), labels=torch.tensor([0])),
+            lambda: idode.encode(model, x, condition={"labels": torch.tensor([0, 1])}),
+        ):
+            with pytest.raises(idode.InputError, match="passed on to the network, so it must be"):
+                call()
 
 
 class TestCondition:
