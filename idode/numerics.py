@@ -2,9 +2,10 @@ r"""Broadcasting, sums and root finding that every formula shares."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ __all__ = [
     "check_range",
     "clock_at",
     "double",
+    "float32_products",
+    "home_of_float64",
     "increasing_root",
     "integrate",
     "like",
@@ -25,18 +28,42 @@ __all__ = [
 ]
 
 
-NO_FLOAT64 = ("mps",)  # devices whose float64 is the host's
+NO_FLOAT64 = ("mps",)  # kinds of devices, Apple's GPUs
+
+
+def home_of_float64(device: torch.device) -> torch.device:
+    """The device itself, or the host where the device has no float64."""
+    return torch.device("cpu") if device.type in NO_FLOAT64 else device
 
 
 def double(x: Tensor) -> Tensor:
-    """``x`` in float64: on its own device, or on the host where that has none (Apple's GPUs)."""
-    return x.cpu().double() if x.device.type in NO_FLOAT64 else x.double()
+    """``x`` in float64, on the host where its device has none."""
+    return x.to(home_of_float64(x.device)).double()
 
 
 def clock_at(gamma: float, x: Tensor) -> Tensor:
     """A scalar of the clock for the states ``x``, float64; by a fill, which waits for no copy."""
-    device = torch.device("cpu") if x.device.type in NO_FLOAT64 else x.device
-    return torch.full((), gamma, dtype=torch.float64, device=device)
+    return torch.full((), gamma, dtype=torch.float64, device=home_of_float64(x.device))
+
+
+@contextlib.contextmanager
+def float32_products(*, tf32: bool = False) -> Iterator[None]:
+    """How products of float32 are computed inside the block, on every device; restored after.
+
+    NVIDIA's GPUs may round their inputs to the 10 bits of TF32, and PyTorch lets their
+    convolutions do so by default: noise of 1e-3 in a field makes an ODE rough.
+
+    Args:
+        tf32: Whether they may. Else every product is that of float32.
+    """
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def like(coefficient: Tensor, x: Tensor) -> Tensor:

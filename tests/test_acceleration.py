@@ -15,13 +15,17 @@ import torch
 from safetensors.torch import load_file
 from test_training import Notes
 
+import idode
 from idode.errors import InputError
+from idode.likelihood.estimator import LikelihoodSettings
+from idode.numerics import float32_products
+from idode.ode.adams import Adams
 from idode.training.acceleration import Autocast, in_precision
 from idode.training.finetuning import finetuned
 from idode.training.trainer import Trainer
 
 CPU = torch.device("cpu")
-LOW = ("train.precision=bfloat16", "net.dropout=0.2", "net.attention=middle")
+LOW = ("train.precision=bf16", "net.dropout=0.2", "net.attention=middle")
 
 
 def state(run: Path, step: int = 20) -> dict[str, torch.Tensor]:
@@ -85,13 +89,53 @@ class TestPrecision:
     def test_float32_is_the_network_itself(self) -> None:
         net = torch.nn.Linear(2, 2)
         assert in_precision(net, "float32", CPU) is net
-        assert isinstance(in_precision(net, "bfloat16", CPU), Autocast)
+        assert isinstance(in_precision(net, "bf16", CPU), Autocast)
 
     def test_a_device_that_goes_on_in_float32_is_refused(self, monkeypatch) -> None:
         real = torch.autocast
         monkeypatch.setattr(torch, "autocast", lambda kind, dtype: real(kind, enabled=False))
-        with pytest.raises(InputError, match=r"bfloat16: cpu cannot compute in it; use float32"):
-            in_precision(torch.nn.Linear(2, 2), "bfloat16", CPU)
+        with pytest.raises(InputError, match=r"bf16: cpu cannot compute in it; use float32"):
+            in_precision(torch.nn.Linear(2, 2), "bf16", CPU)
+
+
+class TestFloat32:
+    @staticmethod
+    def settings() -> tuple[str, bool]:
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+    def test_evaluation_and_sampling_are_true_float32_and_leave_no_trace(self) -> None:
+        """What a GPU would do is set before the network is called, whatever the user had set."""
+        seen = []
+
+        def net(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+            seen.append(self.settings())
+            return 0.5 * x
+
+        model = idode.wrap(net, "noise", "vp", levels=4, shape=(2,), gamma_min=-4.0)
+        with float32_products(tf32=True):
+            before = self.settings()
+            assert before == ("high", True)
+            pixels = torch.tensor([[0, 3], [1, 2]])
+            model.bits_per_dim(pixels, LikelihoodSettings(solver=Adams(steps=4)))
+            model.sde_bound(pixels, draws=2)
+            model.sample(2, solver=Adams(steps=4))
+            model.log_prob(torch.zeros(2, 2), solver=Adams(steps=4))
+            assert self.settings() == before
+        assert len(seen) > 20
+        assert set(seen) == {("highest", False)}
+
+    def test_training_computes_in_what_it_was_told_to(self, tmp_path: Path) -> None:
+        trainer = Trainer(tiny.new_run(tmp_path), tiny.dataset(), tiny.CPU)
+        seen = []
+        trainer.state.net.register_forward_hook(lambda *_: seen.append(self.settings()))
+        with float32_products(tf32=True):
+            trainer.try_step()
+        assert seen == [("highest", False)]
+
+    def test_tf32_is_refused_where_there_is_none(self, tmp_path: Path) -> None:
+        run = tiny.new_run(tmp_path, "train.precision=tf32")
+        with pytest.raises(InputError, match="tf32: cpu cannot compute in it; use float32"):
+            Trainer(run, tiny.dataset(), tiny.CPU)
 
 
 class TestCompilation:

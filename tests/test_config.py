@@ -156,7 +156,7 @@ def test_the_digits_network_has_216_thousand_parameters() -> None:
         ("train.steps=0", "^train.steps: must be at least 1, got 0$"),
         ("train.ema=1", "from 0 to below 1"),
         ("train.sample_every=-1", "sample_every: must be at least 0, got -1"),
-        ("train.precision=half", "no precision called 'half': choose one of float32, bfloat16"),
+        ("train.precision=half", "no precision called 'half': choose one of float32, tf32, bf16"),
         ("train.accumulate=7", "must be a multiple of accumulate=7"),
         ("objective.order=3", "must be 1 or 2"),
         ("objective.unbiased=true", "^probes: must be at least 2 with unbiased, got 1$"),
@@ -186,6 +186,8 @@ def test_a_file_of_an_earlier_version_means_what_it_meant_then() -> None:
         del fields["train"][name]
     train = from_json(fields).train
     assert (train.sample_every, train.precision, train.compile) == (0, "float32", False)
+    fields["train"]["precision"] = "bfloat16"
+    assert from_json(fields).train.precision == "bf16"
 
 
 @pytest.mark.parametrize(

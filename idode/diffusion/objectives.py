@@ -55,7 +55,7 @@ def first_order(
     said = model.predict(diffuse(x0, eps, gamma, schedule), gamma, predictor, **(condition or {}))
     error = per_sample((said - target(x0, eps, gamma, schedule, predictor)) ** 2)
     w = predictor.likelihood_weight(schedule, gamma) if weight is None else weight(gamma)
-    return w.to(error.dtype) * error
+    return w.to(error) * error
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def second_order(
     first = per_sample((eps - eps_hat) ** 2) / 2
     # The first-order error stands for a posterior variance here; were its gradient kept, the
     # network could lower the sum by making that error worse.
-    offset = dim * schedule.dlog_sigma(gamma).to(first.dtype) - first.detach()
+    offset = dim * schedule.dlog_sigma(gamma).to(first) - first.detach()
     miss = div - offset  # (n, B)
     if unbiased:
         square = (miss.sum(0) ** 2 - (miss**2).sum(0)) / (n * (n - 1))

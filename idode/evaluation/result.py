@@ -32,6 +32,7 @@ class Evaluation:
     device: str
     store: Path  # keeps finished batches: the same call resumes
     rank: int = 0  # of this process; all have the same figures
+    precision: str = "float32"  # of the network, true float32 on every device
 
     @property
     def images(self) -> int:
@@ -71,6 +72,7 @@ class Evaluation:
             "split": self.split,
             "images": self.images,
             "device": self.device,
+            "precision": self.precision,
             "results": [_result_json(result) for result in self.results],
         } | (
             {}

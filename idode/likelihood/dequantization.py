@@ -23,7 +23,7 @@ from idode.diffusion.schedules import Schedule
 from idode.errors import InputError
 from idode.likelihood import DEQUANTIZATIONS
 from idode.likelihood.notes import loose_bound
-from idode.numerics import per_sample
+from idode.numerics import double, per_sample
 
 __all__ = [
     "Bins",
@@ -61,7 +61,8 @@ def check_pixels(pixels: Tensor, levels: int) -> None:
 
 def centres(pixels: Tensor, levels: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Middle of each pixel's bin on the scale of the model, [-1, 1]."""
-    return ((2 * pixels.double() + 1) / levels - 1).to(dtype)
+    found = ((2 * double(pixels) + 1) / levels - 1).to(dtype)
+    return found if dtype == torch.float64 else found.to(pixels.device)
 
 
 def clean_data(data: Tensor, levels: int | None, dtype: torch.dtype) -> Tensor:

@@ -23,7 +23,7 @@ from idode.errors import InputError, NumericalError
 from idode.likelihood import DEQUANTIZATIONS
 from idode.likelihood.dequantization import Continuous, Dequantization, TruncatedNormal
 from idode.likelihood.log_prob import LogProb, solve_log_prob
-from idode.numerics import like
+from idode.numerics import home_of_float64, like
 from idode.ode import PROBES, SOLVERS
 from idode.ode.adams import Adams
 from idode.ode.divergence import Probe, Rademacher
@@ -185,10 +185,11 @@ class LogWeightEstimator:
             seed=self.settings.seed,
             purpose=random.NOISE,
             repeat=repeat,
-        ).to(data.device)
-        drawn = self.dequantization.states(self.model, data, noise)
+        )
+        home = home_of_float64(data.device)
+        drawn = self.dequantization.states(self.model, data.to(home), noise.to(home))
         weight = drawn.mean_weight if self.settings.closed_form else drawn.weight
-        return drawn.x.to(self.dtype), weight
+        return drawn.x.to(data.device, self.dtype), weight
 
     def probes(self, x: Tensor, indices: Sequence[int], repeat: int, count: int) -> Tensor | None:
         """Probes ``(count, B, *)``, or ``None`` for the exact divergence."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from idode.diffusion.model import DiffusionODE
+from idode.numerics import double
 
 __all__ = ["latent_moments", "prior_mismatch"]
 
@@ -24,7 +25,7 @@ def prior_mismatch(model: DiffusionODE, x: Tensor, start: float) -> float:
     """
     begin, end = torch.tensor([start, model.gamma_max], dtype=torch.float64)
     scale = float(torch.exp(-end / 2 - model.schedule.log_alpha(begin)))
-    left = x.detach().double().flatten(1) * scale
+    left = double(x.detach()).flatten(1) * scale
     return float((left.mean(0) ** 2 + left.var(0, correction=0) ** 2 / 2).sum())
 
 
@@ -35,5 +36,5 @@ def latent_moments(model: DiffusionODE, z: Tensor) -> tuple[float, float]:
     does not fit the data: the first is an error of log p, the second a property of the model.
     """
     end = torch.tensor(model.gamma_max, dtype=torch.float64)
-    u = z.detach().double() * float(torch.exp(-model.schedule.log_sigma(end)))
+    u = double(z.detach()) * float(torch.exp(-model.schedule.log_sigma(end)))
     return float(u.mean()), float(u.var(correction=0))

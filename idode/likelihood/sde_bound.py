@@ -21,7 +21,7 @@ from idode.diffusion.noise_levels import Designed, NoiseLevelDistribution
 from idode.diffusion.objectives import diffuse, first_order
 from idode.errors import InputError
 from idode.likelihood.dequantization import centres, check_pixels, reconstruction
-from idode.numerics import nats_to_bits, per_sample
+from idode.numerics import clock_at, double, home_of_float64, nats_to_bits, per_sample
 
 __all__ = ["SDEBound", "SDEBoundEstimator"]
 
@@ -136,9 +136,10 @@ class SDEBoundEstimator:
             seed=self.seed,
             purpose=random.RECONSTRUCTION,
             repeat=half,
-        ).to(pixels.device)
-        start = torch.tensor(model.gamma_min, dtype=torch.float64, device=pixels.device)
-        x = diffuse(centres(pixels, self.levels, torch.float64), eps, start, model.schedule)
+        )
+        pixels = pixels.to(home_of_float64(pixels.device))
+        x0 = centres(pixels, self.levels, torch.float64)
+        x = diffuse(x0, eps.to(x0.device), clock_at(model.gamma_min, x0), model.schedule)
         return -reconstruction(x, pixels, model.gamma_min, model.schedule, self.levels)
 
     @torch.no_grad()
@@ -152,12 +153,12 @@ class SDEBoundEstimator:
             seed=self.seed,
             purpose=random.DIFFUSION,
             repeat=k,
-        ).to(pixels.device)
+        ).to(home_of_float64(pixels.device))
         at = levels.at((drawn[:, 0] + k // 2) / (self.draws // 2))
-        eps = drawn[:, 1:].reshape(pixels.shape).to(self.dtype)
+        eps = drawn[:, 1:].reshape(pixels.shape).to(pixels.device, self.dtype)
         x0 = centres(pixels, self.levels, self.dtype)
         nats = first_order(model, x0, eps, at.gamma, condition=batch.condition)
-        return nats.double() / at.density
+        return double(nats) / at.density
 
 
 def _normal(shape: torch.Size, generator: torch.Generator) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from idode.diffusion.model import DiffusionODE
 from idode.diffusion.noise_levels import NoiseLevelDistribution, Times
-from idode.numerics import check_range, like, per_sample
+from idode.numerics import check_range, clock_at, double, like, per_sample
 
 __all__ = ["Fading", "state_bound"]
 
@@ -67,24 +67,24 @@ def state_bound(model: DiffusionODE, x: Tensor, eps: Tensor, times: Times, start
         start: Where on the clock the states are.
     """
     s, dim = model.schedule, x[0].numel()
-    began = torch.tensor(start, dtype=torch.float64, device=x.device)
-    gamma = times.gamma.to(x.device)
+    began = clock_at(start, x)
+    gamma = times.gamma.to(began.device)
     fresh = -torch.expm1(began - gamma).clamp_max(-NEAREST)  # share of the noise that is new
     scale = like(torch.exp(s.log_alpha(gamma) - s.log_alpha(began)), x)
     shift = like(s.sigma(gamma) * fresh.sqrt(), x) * eps
     said = model.noise(torch.cat([scale * x + shift, scale * x - shift]), gamma.repeat(2))
-    plus, minus = said.double().chunk(2)
+    plus, minus = double(said).chunk(2)
     square = per_sample(plus**2 + minus**2) / 4
-    along = per_sample((plus - minus) * eps.double()) / 2 * torch.rsqrt(fresh)
+    along = per_sample((plus - minus) * double(eps)) / 2 * torch.rsqrt(fresh)
     rate = square - along - dim * s.dlog_alpha(gamma)
-    return _prior(model, x, began) + rate / times.density.to(x.device)
+    return _prior(model, x, began) + rate / times.density.to(began.device)
 
 
 def _prior(model: DiffusionODE, x: Tensor, began: Tensor) -> Tensor:
     """Mean of ``-log p`` at the end of the clock, in closed form, ``(B,)``."""
     s, dim = model.schedule, x[0].numel()
-    end = torch.tensor(model.gamma_max, dtype=torch.float64, device=x.device)
+    end = clock_at(model.gamma_max, x)
     fresh = -torch.expm1(began - end)
     scale = torch.exp(s.log_alpha(end) - s.log_alpha(began) - s.log_sigma(end))
-    square = scale**2 * per_sample(x.double() ** 2) + dim * fresh
+    square = scale**2 * per_sample(double(x) ** 2) + dim * fresh
     return square / 2 + dim * (s.log_sigma(end) + 0.5 * math.log(2 * math.pi))

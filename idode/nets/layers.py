@@ -124,7 +124,7 @@ def fourier_features(x: Tensor, levels: int, strength: Tensor | None = None) -> 
     times, and whatever a network still makes of them roughens its field. Their ``strength``
     ``(B,)`` lets them fade (docs/results/networks.md).
     """
-    frequency = math.pi * levels * torch.tensor([0.5, 1.0], dtype=x.dtype, device=x.device)
+    frequency = math.pi * levels * (torch.arange(1, 3, dtype=x.dtype, device=x.device) / 2)
     angle = (x.unsqueeze(2) * frequency.reshape(-1, *[1] * (x.ndim - 2))).flatten(1, 2)
     waves = torch.cat([angle.sin(), angle.cos()], dim=1)
     if strength is not None:

@@ -91,8 +91,10 @@ class UNet(nn.Module):
         config = self.config
         strength = fading(t, config.fade)
         h = fourier_features(x, config.levels, strength) if config.fourier else x
-        h = self.conv_in(h)
-        condition = self.time(t, flag)
+        # Bins and times are finer than the 8 bits of bfloat16.
+        with torch.autocast(x.device.type, enabled=False):
+            h = self.conv_in(h)
+            condition = self.time(t, flag)
         if self.checkpointing and torch.is_grad_enabled():
             h = self._frugal(h, condition)
         else:

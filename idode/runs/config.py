@@ -35,7 +35,8 @@ __all__ = [
 
 T = TypeVar("T")
 NetConfig: TypeAlias = UNetConfig | MLPConfig | CustomNetConfig
-PRECISIONS = ("float32", "bfloat16")
+PRECISIONS = ("float32", "tf32", "bf16")
+RENAMED = {"bfloat16": "bf16"}  # precisions of earlier versions
 NETS: dict[str, type[NetConfig]] = {
     "unet": UNetConfig,
     "mlp": MLPConfig,
@@ -99,7 +100,8 @@ class TrainConfig:
         checkpoint_every: Steps between checkpoints.
         keep: Checkpoints kept, beside the best one.
         sample_every: Steps between grids of samples; 0 draws none.
-        precision: ``float32``; or ``bfloat16`` inside the network, the loss staying float32.
+        precision: ``float32``, true on every device; ``tf32``, whose products keep 10 bits; or
+            ``bf16`` inside the network. The loss is float32 always.
         compile: Pass the network through torch.compile; not for the second order.
     """
 
@@ -225,6 +227,9 @@ def from_json(fields: Mapping[str, Any]) -> Config:
     net = values.get("net")
     if not isinstance(net, dict):
         raise InputError("the configuration has no table `net`: it was not written by idode")
+    train = values.get("train")
+    if isinstance(train, dict) and train.get("precision") in RENAMED:
+        values["train"] = {**train, "precision": RENAMED[train["precision"]]}
     kind = choose("network", str(net.get("kind")), NETS)
     values["net"] = table(kind, {k: v for k, v in net.items() if k != "kind"}, "net.")
     config: Config = table(Config, values, "")

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from idode.errors import InputError
 
-__all__ = ["World", "best_device", "joined"]
+__all__ = ["World", "available_devices", "best_device", "joined"]
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,14 @@ class World:
 
 
 def best_device(name: torch.device | str | None = None) -> torch.device:
-    """The named device; by default the best there is: a GPU, else the CPU."""
+    """The named device; by default the best there is: cuda, then mps, then cpu."""
     if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = available_devices()[0]
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        there = "cpu or cuda" if torch.cuda.is_available() else "cpu"
+        there = " or ".join(reversed(available_devices()))
         reason = str(error).splitlines()[0].removesuffix(".")
         unknown = "Expected one of" in reason  # and a list of twenty kinds of device
         why = "there is no such kind" if unknown else reason
@@ -103,6 +103,12 @@ def best_device(name: torch.device | str | None = None) -> torch.device:
     if device.type == "meta":
         raise InputError("device meta cannot be used (it holds no numbers): use cpu or cuda")
     return device
+
+
+def available_devices() -> list[str]:
+    """Kinds of devices that can be used here, the best first; the CPU is the last."""
+    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return [*(kind for kind, there in found.items() if there), "cpu"]
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from torch import Tensor
 from idode.diffusion.model import Condition, DiffusionODE
 from idode.diffusion.predictors import DATA
 from idode.errors import InputError
+from idode.numerics import clock_at
 from idode.sampling.samplers import SampleBatch, Sampler, States
 
 __all__ = ["Ancestral", "ancestral"]
@@ -69,12 +70,11 @@ def ancestral(
         condition: Keyword arguments of the network.
     """
     nodes = np.linspace(model.gamma_max, model.gamma_min, steps + 1).tolist()
-    clock = torch.tensor(nodes, dtype=torch.float64, device=z.device)
-    alphas: list[float] = model.schedule.alpha(clock).tolist()
+    alphas: list[float] = model.schedule.alpha(torch.tensor(nodes, dtype=torch.float64)).tolist()
     u = z / alphas[0]
     for i, (here, there) in enumerate(itertools.pairwise(nodes)):
         with torch.no_grad():
-            data = model.predict(alphas[i] * u, clock[i], DATA, **(condition or {}))
+            data = model.predict(alphas[i] * u, clock_at(here, u), DATA, **(condition or {}))
         c = -math.expm1(there - here)
         u = (1 - c) * u + c * data + math.exp(there / 2) * math.sqrt(c) * noise(i)
     return alphas[-1] * u

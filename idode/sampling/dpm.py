@@ -23,6 +23,7 @@ from torch import Tensor
 
 from idode.diffusion.predictors import DATA, VELOCITY, convert
 from idode.errors import InputError
+from idode.numerics import clock_at, double
 from idode.ode.quadrature import quadrature
 from idode.ode.solvers import Field, Solution, Solver
 from idode.sampling.samplers import model_of
@@ -54,15 +55,14 @@ class DPM(Solver):
         """Move ``x`` from ``start`` to ``end``."""
         schedule = model_of(field, "dpm").schedule
         nodes = self.nodes(start, end)
-        clock = torch.tensor(nodes, dtype=torch.float64, device=x.device)
-        alphas = schedule.alpha(clock).tolist()
+        alphas = schedule.alpha(torch.tensor(nodes, dtype=torch.float64)).tolist()
         u, collected = x / alphas[0], []
         past: tuple[float, Tensor] | None = None
         for i, (here, there) in enumerate(itertools.pairwise(nodes)):
-            x = alphas[i] * u
-            v, rates = field(x, clock[i])
+            x, clock = alphas[i] * u, clock_at(here, x)
+            v, rates = field(x, clock)
             collected.append(rates)
-            data = convert(v, x, clock[i], schedule, VELOCITY, DATA)
+            data = convert(v, x, clock, schedule, VELOCITY, DATA)
             h = there - here
             u = math.exp(h / 2) * u - math.expm1(h / 2) * data
             if past is not None:
@@ -71,8 +71,9 @@ class DPM(Solver):
             past = (here, data)
         x = alphas[-1] * u
         if len(collected[0]):
-            collected.append(field(x, clock[-1])[1])
-        weights = torch.as_tensor(quadrature(nodes[: len(collected)])).to(x.device)
-        integral = torch.einsum("g,gnb->nb", weights, torch.stack(collected).double())
-        unknown = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+            collected.append(field(x, clock_at(end, x))[1])
+        rates = double(torch.stack(collected))
+        weights = torch.as_tensor(quadrature(nodes[: len(collected)])).to(rates)
+        integral = torch.einsum("g,gnb->nb", weights, rates)
+        unknown = torch.zeros(len(x), dtype=torch.float64, device=rates.device)
         return Solution(x, integral, len(collected), unknown)

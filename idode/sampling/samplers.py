@@ -20,7 +20,7 @@ from idode import random
 from idode.diffusion.model import Condition, DiffusionODE
 from idode.errors import InputError
 from idode.likelihood.log_prob import DensityField, PathField, prior_log_prob
-from idode.numerics import nats_to_bits
+from idode.numerics import double, nats_to_bits
 from idode.ode.divergence import Rademacher
 from idode.ode.solvers import Field, Solver
 
@@ -161,7 +161,7 @@ class OdeSampler(Sampler):
             return nats_to_bits(integral, dim)
 
         def values(x: Tensor, integral: Tensor) -> Tensor:
-            return x.double().flatten(1).T * scale
+            return double(x).flatten(1).T * scale
 
         # The grid follows the divergence, so there must be one even where nobody asks for log p.
         probed = pilot if pilot.n_probes is not None else replace(pilot, n_probes=1)

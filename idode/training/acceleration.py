@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from idode.errors import InputError, choose
+from idode.errors import InputError
 from idode.runs.config import Config
 
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+AMPERE = (8, 0)  # compute capability from which NVIDIA's GPUs have TF32
 
 __all__ = ["Autocast", "compile_in_place", "in_precision", "refusal"]
 
@@ -32,23 +32,34 @@ class Autocast(nn.Module):
 
 
 def in_precision(net: nn.Module, name: str, device: torch.device) -> nn.Module:
-    """The network in the precision called ``name``; refused where the device does not have it."""
-    dtype = choose("precision", name, PRECISIONS)
-    if dtype is torch.float32:
+    """The network in the precision called ``name``; refused where the device does not have it.
+
+    ``tf32`` is a setting of the process and not of a network: see
+    :func:`idode.numerics.float32_products`.
+    """
+    if name == "float32":
         return net
-    try:
-        # Some devices only warn and use float32, so the dtype of a product is checked.
-        with torch.autocast(device.type, dtype):
-            one = torch.ones(1, 1, device=device)
-            works = (one @ one).dtype is dtype
-    except RuntimeError:
-        works = False
-    if not works or (device.type == "cuda" and not torch.cuda.is_bf16_supported()):
+    if not {"tf32": _has_tf32, "bf16": _has_bf16}[name](device):
         raise InputError(
             f"train.precision={name}: {device} cannot compute in it; use float32, or another "
             "device"
         )
-    return Autocast(net, device, dtype)
+    return net if name == "tf32" else Autocast(net, device, torch.bfloat16)
+
+
+def _has_tf32(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= AMPERE
+
+
+def _has_bf16(device: torch.device) -> bool:
+    try:
+        # Some devices only warn and use float32, so the dtype of a product is checked.
+        with torch.autocast(device.type, torch.bfloat16):
+            one = torch.ones(1, 1, device=device)
+            works = (one @ one).dtype is torch.bfloat16
+    except RuntimeError:
+        return False
+    return works and (device.type != "cuda" or torch.cuda.is_bf16_supported())
 
 
 def compile_in_place(net: nn.Module, config: Config) -> None:

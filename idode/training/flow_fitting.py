@@ -23,7 +23,7 @@ from idode.errors import InputError, NumericalError, choose
 from idode.likelihood.learned_dequantization import BASES, Learned
 from idode.likelihood.state_bound import Fading, state_bound
 from idode.nets.bin_flow import BinFlow, BinFlowConfig
-from idode.numerics import nats_to_bits
+from idode.numerics import home_of_float64, nats_to_bits
 from idode.training.interruption import Interruption
 from idode.training.settings import DequantizerSettings
 
@@ -139,7 +139,7 @@ def _gain(
     differences = []
     for lo in range(0, len(images), batch_size):
         part = torch.from_numpy(images[lo : lo + batch_size].astype(np.int32)).to(model.device)
-        total = torch.zeros(len(part), dtype=torch.float64, device=model.device)
+        total = torch.zeros(len(part), dtype=torch.float64, device=home_of_float64(model.device))
         for draw in range(DRAWS):
             old, new = (
                 objective(model, one, part, torch.Generator().manual_seed(lo * DRAWS + draw))

@@ -11,7 +11,7 @@ from idode.data.prepared import Split
 from idode.diffusion.model import DiffusionODE
 from idode.diffusion.noise_levels import Designed
 from idode.evaluation.likelihood import sde_bound
-from idode.numerics import nats_to_bits
+from idode.numerics import double, float32_products, nats_to_bits
 from idode.runs.config import Config, ObjectiveConfig
 from idode.runs.distributed import World
 from idode.training.objective import Objective
@@ -22,6 +22,7 @@ __all__ = ["held_out_bits"]
 DRAWS = 8  # noise levels for each image
 
 
+@float32_products()
 def held_out_bits(model: DiffusionODE, split: Split, config: Config, world: World) -> float:
     """Mean of the SDE bound in bits/dim over the first ``evaluate_count`` samples of a split.
 
@@ -47,5 +48,5 @@ def _diffusion_bits(model: DiffusionODE, samples: Tensor, rows: slice, world: Wo
     objective = Objective(ObjectiveConfig(), density)
     drawn = objective.draw(samples, None, generator(0, Purpose.HELD_OUT))
     batch = drawn.part(rows, world.device)
-    nats = objective.losses(model, batch).first.double() / batch.times.density
+    nats = double(objective.losses(model, batch).first) / batch.times.density
     return nats_to_bits(nats, math.prod(samples.shape[1:])).cpu()

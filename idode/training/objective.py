@@ -26,6 +26,7 @@ from idode.diffusion.other_noise_levels import NormalGamma, SoftTruncation, abov
 from idode.diffusion.schedules import VariancePreserving
 from idode.errors import InputError, choose
 from idode.likelihood.dequantization import Bins, Uniform, centres, uniform_start
+from idode.numerics import home_of_float64
 from idode.ode.divergence import Rademacher
 from idode.runs.config import ObjectiveConfig
 from idode.runs.objective_config import NO_REGULARISATION, SimulationConfig
@@ -93,10 +94,9 @@ class Batch:
         def take(x: Tensor) -> Tensor:
             return x[rows].to(device, non_blocking=True)
 
-        # Apple's GPUs have no float64; the clock loses digits there and nowhere else.
-        clock = torch.float32 if device.type == "mps" else torch.float64
+        clock = home_of_float64(device)
         t, gamma, density = (
-            x[rows].to(clock).to(device)
+            x[rows].to(clock, non_blocking=True)
             for x in (self.times.t, self.times.gamma, self.times.density)
         )
         return Batch(

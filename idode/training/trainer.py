@@ -21,6 +21,7 @@ from idode.data.prepared import Dataset
 from idode.diffusion.noise_levels import Adaptive
 from idode.diffusion.objectives import Losses
 from idode.errors import InputError
+from idode.numerics import double, float32_products
 from idode.runs.distributed import World
 from idode.runs.folder import settle
 from idode.runs.memory import check_training_size
@@ -210,11 +211,14 @@ class Trainer:
             part = batch.part(rows, world.device)
             last = piece == settings.accumulate - 1
             place = (settings.seed, state.step, world.rank, piece)
-            with nullcontext() if last else world.accumulating(self.net):
+            with (
+                float32_products(tf32=settings.precision == "tf32"),
+                nullcontext() if last else world.accumulating(self.net),
+            ):
                 with seeded_globally(world.device, *place):
                     losses = state.objective.losses(self.model, part)
                 total = losses.total(self.run.config.objective.ratio)
-                mean = (total / part.times.density).mean() / settings.accumulate
+                mean = (double(total) / part.times.density).mean() / settings.accumulate
                 mean.backward()  # type: ignore[no-untyped-call]
             terms.append(torch.stack([losses.first, losses.second], dim=1).detach())
         limit = math.inf if settings.clip is None else settings.clip
