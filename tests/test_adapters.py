@@ -169,7 +169,7 @@ class TestDiffusers:
             open_model(f"diffusers:{tmp_path}")
         net = Wrapped(scaled(-1, 1), VP, table_gamma, noise)
         pipeline = SimpleNamespace(unet=net, scheduler=scheduler("DDPMScheduler"))
-        loader = SimpleNamespace(from_pretrained=lambda folder, local_files_only: pipeline)
+        loader = SimpleNamespace(from_pretrained=lambda folder, **_: pipeline)
         module = SimpleNamespace(DiffusionPipeline=loader)
         monkeypatch.setitem(sys.modules, "diffusers", module)
         (tmp_path / "model_index.json").write_text("{}")
@@ -513,7 +513,7 @@ def test_a_folder_stands_in_the_place_of_a_run(tmp_path, monkeypatch) -> None:
     net = Images(theirs, VP, table_gamma, noise)
     net.config |= {"sample_size": (1, 2), "in_channels": 1}
     pipeline = SimpleNamespace(unet=net, scheduler=scheduler("DDPMScheduler"))
-    loader = SimpleNamespace(from_pretrained=lambda folder, local_files_only: pipeline)
+    loader = SimpleNamespace(from_pretrained=lambda folder, **_: pipeline)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "diffusers", SimpleNamespace(DiffusionPipeline=loader))
     (tmp_path / "model_index.json").write_text("{}")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from idode.adapters.convention import Convention, Named, pair
 from idode.diffusion.clocks import NoiseLevel, StraightTime, TableTime
-from idode.errors import InputError
+from idode.errors import InputError, one_line
 
 __all__ = ["open_folder", "read", "recognises"]
 
@@ -82,7 +82,14 @@ def open_folder(folder: Path | str) -> Any:  # noqa: ANN401
             "save_pretrained"
         )
     pipeline = importlib.import_module("diffusers").DiffusionPipeline
-    return pipeline.from_pretrained(str(folder), local_files_only=True)
+    try:
+        # Without safetensors it would unpickle.
+        return pipeline.from_pretrained(str(folder), local_files_only=True, use_safetensors=True)
+    except Exception as error:  # of any of the many libraries it imports
+        raise InputError(
+            f"diffusers cannot load {folder} ({one_line(str(error))}): check the folder and the "
+            "installation of diffusers, or load the network yourself and pass it to idode.adapt"
+        ) from error
 
 
 def _scheduled(found: Convention, net: Any, scheduler: Any) -> Convention:  # noqa: ANN401

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 from idode.cli.parsing import RUN, add_quiet_argument, positive
@@ -53,8 +54,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--test", type=Path, metavar="FILE", help="decode an archive and write nothing"
     )
     parser.add_argument(
-        "-f", "--force", action="store_true", help="replace the archive if it exists"
+        "-f",
+        "--force",
+        action="store_true",
+        help="replace the archive, and FILE of --json, if it exists",
     )
+    parser.add_argument(
+        "--data", metavar="SPEC",
+        help="whose training images a model without tables is fitted to [that of RUN]",
+    )  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
     add_quiet_argument(parser)
 
 
@@ -69,7 +78,11 @@ def run(args: argparse.Namespace) -> int:
             "an input, a model and an output are needed: idode compress INPUT --model RUN --out "
             "FILE.idode"
         )
-    names = ("steps", "jobs", "block", "split", "limit")
+    from idode.cli.tables import check_different, check_output, write_json
+
+    check_different({"--json": args.json, "--out": args.out})
+    check_output(args.json, args.force)
+    names = ("steps", "jobs", "block", "split", "limit", "data")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if args.dry_run:
         return _estimate(args, given)
@@ -82,8 +95,11 @@ def run(args: argparse.Namespace) -> int:
         args.input, args.out, args.model, exact=args.exact, verify=not args.no_verify,
         force=args.force, progress=not args.quiet, **given,
     )  # fmt: skip
+    seconds = time.perf_counter() - began
+    if args.json is not None:
+        figures = dataclasses.asdict(done) | {"bits_per_dim": done.bits_per_dim}
+        write_json(args.json, figures | {"seconds": seconds, "verified": not args.no_verify})
     if not args.quiet:
-        seconds = time.perf_counter() - began
         share = done.bytes_after / max(done.bytes_before, 1)
         print(
             f"{args.out}: {done.files} files, {done.images} images ({done.modelled} by the "
@@ -99,6 +115,10 @@ def _estimate(args: argparse.Namespace, given: dict[str, object]) -> int:
 
     given.pop("jobs", None)
     found = expected_size(args.input, args.model, exact=args.exact, **given)  # type: ignore[arg-type]
+    if args.json is not None:
+        from idode.cli.tables import write_json
+
+        write_json(args.json, dataclasses.asdict(found))
     print(
         f"about {found.bytes:.0f} bytes ± {found.error:.0f} (standard error): {found.images} "
         f"images by the model at {found.bits_per_dim:.3f} bits/dim, {found.other} bytes for "

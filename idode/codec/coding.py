@@ -14,6 +14,7 @@ from idode.codec.network import Denoiser, check_levels, environment, one_thread,
 from idode.codec.scheme import Scheme
 from idode.codec.steps import make_plan
 from idode.codec.tables import FILE, IMAGES, Tables, fit
+from idode.data.memory import Data
 from idode.diffusion.model import DiffusionODE
 from idode.errors import InputError
 from idode.runs.run import Run, open_run
@@ -44,10 +45,11 @@ def model_for(
     model: AnyModel,
     tables: Tables | None = None,
     progress: Callable[[int], None] = lambda count: None,
+    data: Data | None = None,
 ) -> Model:
     """The model of a run, or one in memory with its ``tables``.
 
-    A run without tables gets them now, from its training images.
+    A run without tables gets them now, from its training images or from those of ``data``.
     """
     if isinstance(model, DiffusionODE):
         ode, name = model, ""
@@ -64,20 +66,22 @@ def model_for(
     if ode.shape is None or len(ode.shape) != 3:
         raise InputError(f"this model is for data of shape {ode.shape}: images have (C, H, W)")
     if tables is None:
-        tables = _tables_of(run, ode, progress)
+        tables = _tables_of(run, ode, progress, data)
     c, h, w = ode.shape
     return Model(ode.to("cpu").eval(), tables, name, (c, h, w), levels)
 
 
-def _tables_of(run: Run, ode: DiffusionODE, progress: Callable[[int], None]) -> Tables:
+def _tables_of(
+    run: Run, ode: DiffusionODE, progress: Callable[[int], None], data: Data | None
+) -> Tables:
     file = run.path / FILE
     if file.exists():
         tables = Tables.load(file)
         if tables.about.get("weights") == weights_hash(ode):
             return tables  # otherwise they are of an earlier model of the run
-    data = run.load_data()
-    images = np.array(data.train[:IMAGES])
-    tables = fit(ode, images, about={"data": str(data.identity)}, progress=progress)
+    found = run.load_data(data)
+    images = np.array(found.train[:IMAGES])
+    tables = fit(ode, images, about={"data": str(found.identity)}, progress=progress)
     tables.save(file)
     return tables
 

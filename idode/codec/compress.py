@@ -23,6 +23,7 @@ from idode.codec.coding import AnyModel, Model, model_for
 from idode.codec.files import of_array, of_input
 from idode.codec.jobs import count_processes, progress_bar
 from idode.codec.tables import Tables
+from idode.data.memory import Data
 from idode.errors import InputError
 from idode.progress import LateBar
 from idode.storage import replacing
@@ -93,6 +94,7 @@ def compress_files(
     progress: bool = True,
     limit: int | None = None,
     cache: Path | None = None,
+    data: Data | None = None,
 ) -> Summary:
     """Compress a folder, a file or a data set into an archive.
 
@@ -101,7 +103,7 @@ def compress_files(
     Args:
         given: A folder, a file, or a data spec such as ``cifar10``.
         out: The archive; ``None`` counts its bytes only.
-        model: A run or ``pretrained:NAME``.
+        model: A run, ``pretrained:NAME`` or ``diffusers:FOLDER``.
         steps: As in :func:`compress`; so are ``block`` and ``verify``.
         block: Images that are decoded together.
         jobs: Processes; by default one for each processor.
@@ -112,10 +114,12 @@ def compress_files(
         progress: Show a bar on stderr.
         limit: The first so many images of a data set.
         cache: Folder of finished blocks, to resume from.
+        data: Whose training images the tables of a model that has none are fitted to; by default
+            the data of the run.
     """
     _check_new(out, force)
     contents = of_input(str(given), exact, split, limit)
-    opened = _open_model(model, progress)
+    opened = _open_model(model, progress, data)
     file = io.BytesIO()
     with progress_bar("images", progress) as (begin, advance):
         settings: dict[str, Any] = {
@@ -134,9 +138,9 @@ def compress_files(
     return summary
 
 
-def _open_model(model: AnyModel, progress: bool) -> Model:
+def _open_model(model: AnyModel, progress: bool, data: Data | None) -> Model:
     with LateBar(" noise levels", not progress, name="fitting the tables of the model") as bar:
-        return model_for(model, None, bar.update)
+        return model_for(model, None, bar.update, data)
 
 
 def _check_new(out: Path | None, force: bool) -> None:

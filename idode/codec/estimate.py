@@ -15,6 +15,7 @@ from idode.codec.blocks import check_width
 from idode.codec.bound import every_step, image_bits
 from idode.codec.coding import AnyModel, model_for
 from idode.codec.files import of_input
+from idode.data.memory import Data
 
 __all__ = ["Expected", "expected_size"]
 
@@ -40,10 +41,11 @@ def expected_size(
     split: str = "test",
     limit: int | None = None,
     seed: int = 0,
+    data: Data | None = None,
 ) -> Expected:
     """What ``compress_files`` would write, with the same arguments."""
     contents = of_input(given, exact, split, limit)
-    opened = model_for(model)
+    opened = model_for(model, data=data)
     groups, _, _ = arrange(contents, opened)
     # Everything but the blocks.
     other = write_archive(

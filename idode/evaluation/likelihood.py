@@ -189,7 +189,7 @@ def bounds(
             math.prod(data.shape[1:]),
             seconds=seconds + done.seconds,
             complete=done.complete,
-            notes=estimator.dequantization.notes(model),
+            notes=(*estimator.dequantization.notes(model), *_assumed(model)),
         )
         for k in importances
     ]
@@ -244,3 +244,8 @@ def _check_data(model: DiffusionODE, data: Pixels) -> None:
     if len(data) == 0:
         raise InputError("there are no images to evaluate: pass at least one")
     check_shape(data, model.shape)
+
+
+def _assumed(model: DiffusionODE) -> tuple[str, ...]:
+    """What was assumed of a network of another library: the number rests on it."""
+    return (model.description,) if model.description else ()
