@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from idode.data import Batches, Loader, augment
+from idode.data.batches import for_device
 from idode.data.mapped import blocks, release
 from idode.errors import InputError
+
+PLAIN = for_device("cpu")
 
 
 def test_every_sample_comes_once_an_epoch_whatever_the_batch_size():
@@ -58,7 +61,9 @@ def test_the_loader_gives_the_batches_from_its_start_on(stored, given, tmp_path)
     rows = np.arange(60, dtype=stored).reshape(20, 3)
     np.save(tmp_path / "a.npy", rows)
     batches = Batches(0, 6, 20)
-    with Loader(np.load(tmp_path / "a.npy", mmap_mode="r"), batches.indices, start=14) as loader:
+    with Loader(
+        np.load(tmp_path / "a.npy", mmap_mode="r"), batches.indices, 14, prepare=PLAIN
+    ) as loader:
         for step, found in zip(range(14, 40), loader, strict=False):
             assert found.dtype == given
             np.testing.assert_array_equal(found.numpy(), rows[batches.indices(step).numpy()])
@@ -66,7 +71,7 @@ def test_the_loader_gives_the_batches_from_its_start_on(stored, given, tmp_path)
 
 def test_the_loader_stops_its_thread_and_then_ends():
     before = set(threading.enumerate())
-    loader = Loader(np.zeros((9, 2), np.uint8), Batches(0, 2, 9).indices, ahead=1)
+    loader = Loader(np.zeros((9, 2), np.uint8), Batches(0, 2, 9).indices, ahead=1, prepare=PLAIN)
     next(loader)
     loader.close()
     assert set(threading.enumerate()) <= before  # those of other tests may have ended meanwhile
@@ -79,7 +84,7 @@ def test_an_error_in_the_thread_is_raised_where_the_batch_is_asked_for():
             raise RuntimeError("no third batch")
         return torch.tensor([step])
 
-    loader = Loader(np.zeros((9, 2), np.uint8), indices)
+    loader = Loader(np.zeros((9, 2), np.uint8), indices, prepare=PLAIN)
     assert len(list(itertools.islice(loader, 2))) == 2
     with pytest.raises(RuntimeError, match="no third batch"):
         next(loader)
@@ -167,6 +172,13 @@ def test_images_that_cannot_be_turned_are_refused(shape):
 def test_batches_for_a_gpu_come_in_page_locked_memory(device, pinned, monkeypatch):
     asked = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda batch: asked.append(1) or batch)
-    with Loader(np.zeros((4, 2), np.uint8), Batches(0, 2, 4).indices, device=device) as loader:
-        next(loader)
+    for_device(device)(0, torch.zeros(2))
     assert bool(asked) == bool(pinned)
+
+
+def test_a_process_turns_its_own_images_as_one_process_would():
+    pixels = torch.arange(6 * 9).reshape(6, 1, 3, 3)
+    whole, flags = augment(pixels, torch.Generator().manual_seed(4))
+    part, flag = augment(pixels[2:4], torch.Generator().manual_seed(4), first=2, count=6)
+    assert torch.equal(part, whole[2:4])
+    assert torch.equal(flag, flags[2:4])

@@ -133,12 +133,18 @@ class TestObjective:
         assert sorted(set(batch.x0.flatten().tolist())) == [-0.75, -0.25, 0.25, 0.75]
 
     def test_a_part_is_the_same_rows_of_everything(self) -> None:
-        batch, _ = self.draw(order=2, probes=2, augment=True)
-        part = batch.part(slice(8, 16), torch.device("cpu"))
-        torch.testing.assert_close(part.eps, batch.eps[8:16])
-        torch.testing.assert_close(part.times.gamma, batch.times.gamma[8:16])
-        torch.testing.assert_close(part.probes, batch.probes[:, 8:16])
-        torch.testing.assert_close(part.condition["flag"], batch.condition["flag"][8:16])
+        settings = {"order": 2, "probes": 2, "augment": True, "data": "uniform"}
+        batch, objective = self.draw(**settings)
+        again = torch.Generator().manual_seed(0)
+        rows = torch.from_numpy(tiny.images()[8:16])
+        drawn = objective.draw(rows, 4, again, first=8, count=48)  # as one of several processes
+        for part in (batch.part(slice(8, 16), torch.device("cpu")), drawn):
+            torch.testing.assert_close(part.x0, batch.x0[8:16])
+            torch.testing.assert_close(part.eps, batch.eps[8:16])
+            torch.testing.assert_close(part.times.gamma, batch.times.gamma[8:16])
+            torch.testing.assert_close(part.probes, tuple(p[8:16] for p in batch.probes))
+            torch.testing.assert_close(part.condition["flag"], batch.condition["flag"][8:16])
+            torch.testing.assert_close(part.all_times.t, batch.times.t)
 
     def test_the_simple_weighting_is_the_plain_squared_error_at_the_drawn_times(self) -> None:
         batch, objective = self.draw(weighting="simple")
@@ -252,7 +258,9 @@ class TestLoop:
         trainer = Trainer(run, tiny.dataset(), tiny.CPU, start=starting_state(trained, False))
         for name, value in trained.weights().items():
             assert torch.equal(trainer.state.net.state_dict()[name], value)
-        trainer._advance(torch.from_numpy(tiny.images()[:8]), MetricsLog(None, 0))
+        trainer._advance(
+            trainer.prepare(0, torch.from_numpy(tiny.images()[:8])), MetricsLog(None, 0)
+        )
         assert float(trainer.state.interval.sums[4]) != 0.0
 
     def test_fine_tuning_that_continues_keeps_weights_average_and_moments(
@@ -280,9 +288,9 @@ class TestMetrics:
     def test_means_and_variance_are_those_of_all_samples(self) -> None:
         window, loss = IntervalSums(), torch.randn(3, 10, dtype=torch.float64) + 5
         for row in loss:
-            window.add(row, row / 2, 4.0)
+            window.add(row, row / 2, torch.tensor(4.0))
         bits = 1 / (7 * math.log(2))
-        found = window.summary(7)
+        found = window.summary(window.sums, 7)
         assert found["loss"] == pytest.approx(float(loss.mean()) * bits)
         assert found["second_order"] == pytest.approx(float(loss.mean()) * bits / 2)
         assert found["loss_variance"] == pytest.approx(

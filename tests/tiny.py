@@ -13,7 +13,8 @@ from idode.runs.config import Config, fit, override
 from idode.runs.distributed import World
 from idode.runs.presets import PRESETS
 from idode.runs.run import Run
-from idode.training.trainer import Reporter, Trainer
+from idode.training.reporter import Reporter
+from idode.training.trainer import Trainer
 
 SETTINGS = [
     "net.width=8",

@@ -10,7 +10,9 @@ from idode.errors import InputError
 __all__ = ["augment"]
 
 
-def augment(pixels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def augment(
+    pixels: Tensor, generator: torch.Generator, first: int = 0, count: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Mirror half of the images, then turn half by 90, 180 or 270 degrees.
 
     All eight symmetries of the square occur: untouched and mirrored with probability 1/4 each,
@@ -20,6 +22,8 @@ def augment(pixels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]
     Args:
         pixels: Images, shape ``(B, C, N, N)``, any dtype.
         generator: Decides; draws are made on its device.
+        first: Place of the first image in a batch of several processes.
+        count: Size of that batch, for all of which is decided; by default that of ``pixels``.
 
     Returns:
         Images of the same shape, and the flag ``(B,)``, float32, 1 where anything was applied.
@@ -29,8 +33,9 @@ def augment(pixels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]
             f"augmentation turns images by 90 degrees and needs them square, (B, C, N, N), and "
             f"these are {tuple(pixels.shape)}: switch it off or use square images"
         )
-    draw = torch.rand(2, len(pixels), generator=generator, device=generator.device) < 0.5
-    quarter = torch.randint(1, 4, (len(pixels),), generator=generator, device=generator.device)
+    whole, here = len(pixels) if count is None else count, slice(first, first + len(pixels))
+    draw = torch.rand(2, whole, generator=generator, device=generator.device)[:, here] < 0.5
+    quarter = torch.randint(1, 4, (whole,), generator=generator, device=generator.device)[here]
     mirrored = draw[0].to(pixels.device)
     turns = (quarter * draw[1]).to(pixels.device)[:, None, None, None]
     out = torch.where(mirrored[:, None, None, None], pixels.flip(-1), pixels)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +21,9 @@ from torch import Tensor
 from idode.data.mapped import release
 from idode.errors import InputError
 
-__all__ = ["Batches", "Loader"]
+__all__ = ["Batches", "Loader", "for_device"]
+
+T = TypeVar("T")
 
 RELEASE_EVERY = 16
 
@@ -65,8 +67,21 @@ class Batches:
         return torch.cat(parts)
 
 
-class Loader:
-    """Batches as tensors, gathered by one thread ahead of the training step.
+def for_device(device: torch.device | str) -> Callable[[int, Tensor], Tensor]:
+    """Samples as they are; for a GPU in page-locked memory, from which it copies by itself."""
+    pins = torch.device(device).type == "cuda"
+    return lambda step, samples: samples.pin_memory() if pins else samples
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What stopped the thread."""
+
+    error: BaseException
+
+
+class Loader(Generic[T]):
+    """Batches, gathered and prepared by one thread ahead of the training step.
 
     Iterates endlessly from ``start``; close it, or use it in a ``with`` block, to stop the thread.
     Images come as uint8, those of more than 256 levels as int32 (torch computes little in uint16),
@@ -78,8 +93,7 @@ class Loader:
         indices: Step to sample numbers, such as :meth:`Batches.indices` or a slice of it.
         start: The first step.
         ahead: How many batches may wait.
-        device: Where the batches will be copied to; for a GPU they are put into page-locked
-            memory, so that ``batch.to(device, non_blocking=True)`` does not wait.
+        prepare: Step and its samples to what the step takes; called in the thread.
     """
 
     def __init__(
@@ -89,11 +103,11 @@ class Loader:
         start: int = 0,
         *,
         ahead: int = 4,
-        device: torch.device | str = "cpu",
+        prepare: Callable[[int, Tensor], T],
     ) -> None:
         self._split, self._indices, self._start = split, indices, start
-        self._pin = torch.device(device).type == "cuda"
-        self._queue: queue.Queue[Tensor | BaseException] = queue.Queue(ahead)
+        self._prepare = prepare
+        self._queue: queue.Queue[T | _Failure] = queue.Queue(ahead)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="idode-loader", daemon=True)
         self._thread.start()
@@ -105,9 +119,9 @@ class Loader:
         batch = torch.from_numpy(np.ascontiguousarray(rows))
         if step % RELEASE_EVERY == 0:
             release(self._split)
-        return batch.pin_memory() if self._pin else batch
+        return batch
 
-    def _put(self, item: Tensor | BaseException) -> None:
+    def _put(self, item: T | _Failure) -> None:
         while not self._closed.is_set():
             try:
                 return self._queue.put(item, timeout=0.1)
@@ -118,22 +132,22 @@ class Loader:
         step = self._start
         try:
             while not self._closed.is_set():
-                self._put(self._gather(step))
+                self._put(self._prepare(step, self._gather(step)))
                 step += 1
         # Raised again where the batch is asked for: a thread has nobody to tell.
         except BaseException as error:
-            self._put(error)
+            self._put(_Failure(error))
 
-    def __iter__(self) -> Loader:
+    def __iter__(self) -> Loader[T]:
         return self
 
-    def __next__(self) -> Tensor:
+    def __next__(self) -> T:
         if self._closed.is_set():
             raise StopIteration
         item = self._queue.get()
-        if isinstance(item, BaseException):
+        if isinstance(item, _Failure):
             self.close()
-            raise item
+            raise item.error
         return item
 
     def close(self) -> None:
@@ -141,7 +155,7 @@ class Loader:
         self._closed.set()
         self._thread.join()
 
-    def __enter__(self) -> Loader:
+    def __enter__(self) -> Loader[T]:
         return self
 
     def __exit__(self, *raised: object) -> None:

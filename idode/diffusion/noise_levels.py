@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +57,10 @@ class Times:
     t: Tensor  # (B,) uniform in [0, 1)
     gamma: Tensor  # (B,)
     density: Tensor  # (B,)
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Times:
+        """All three changed alike: cut, moved or pinned."""
+        return Times(change(self.t), change(self.gamma), change(self.density))
 
 
 class NoiseLevelDistribution(abc.ABC):

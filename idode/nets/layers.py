@@ -21,6 +21,7 @@ __all__ = [
     "Dense",
     "ResidualBlock",
     "TimeCondition",
+    "arranged",
     "dropout",
     "fourier_features",
     "initialise",
@@ -77,6 +78,18 @@ def use_fast_backward(network: nn.Module, on: bool = True) -> None:
     for module in network.modules():
         if isinstance(module, Conv | SwishNorm):
             module.quick = on
+
+
+def arranged(network: nn.Module) -> nn.Module:
+    """The network with its kernels in the layout that suits its device.
+
+    Ours is channels-last, for the CPU. On CUDA a group norm gives back the other layout
+    (pytorch #111824), so channels-last would be copied to and fro at every norm.
+    """
+    on_cpu = all(p.device.type == "cpu" for p in network.parameters())
+    if on_cpu:
+        return network
+    return network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload, no-any-return]
 
 
 def initialise(network: nn.Module, generator: torch.Generator | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -53,6 +53,16 @@ class World:
         if self.size > 1:
             distributed.all_reduce(x)
         return x
+
+    def sum_later(self, x: Tensor) -> Callable[[], Tensor]:
+        """Begin to sum a tensor on the CPU over all processes; the function waits for it."""
+        work = distributed.all_reduce(x, async_op=True)
+
+        def result() -> Tensor:
+            work.wait()
+            return x
+
+        return result
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite tensors with those of rank 0: only its node needs to see the run folder."""

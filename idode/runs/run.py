@@ -36,6 +36,7 @@ from idode.diffusion.predictors import named
 from idode.diffusion.schedules import SCHEDULES, start_gamma
 from idode.errors import InputError, choose
 from idode.nets.config import CustomNetConfig, UNetConfig
+from idode.nets.layers import arranged
 from idode.nets.mlp import MLP
 from idode.nets.unet import UNet
 from idode.runs import FOREIGN, SHIPPED, pretrained
@@ -223,7 +224,7 @@ class Run:
         self, device: torch.device | str = "cpu", net: nn.Module | None = None
     ) -> DiffusionODE:
         """The trained diffusion ODE; ``net`` is needed where the network is not one of ours."""
-        return diffusion_ode(self.net(net).to(device), self.config)
+        return diffusion_ode(arranged(self.net(net).to(device)), self.config)
 
     def write_config(self) -> None:
         """Create the folder, if need be, and its ``config.json``."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from idode import random
-from idode.data.batches import Batches, Loader
+from idode.data.batches import Batches, Loader, for_device
 from idode.data.prepared import Split
 from idode.diffusion.model import DiffusionODE
 from idode.errors import InputError, NumericalError, choose
@@ -92,7 +92,7 @@ def fit_flow(
     dim, step = math.prod(train.shape[1:]), 0
     with (
         Interruption() as interruption,
-        Loader(train, batches.indices, device=model.device) as loader,
+        Loader(train, batches.indices, prepare=for_device(model.device)) as loader,
     ):
         while step < settings.steps and not interruption.requested:
             pixels = next(loader).to(model.device, non_blocking=True)

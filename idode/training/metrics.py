@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from idode.errors import DataWarning, InputError
+from idode.numerics import double, home_of_float64
+from idode.runs.distributed import World
 from idode.sampling.pictures import Picture
 from idode.storage import NO_FOLLOW, open_regular, parse_json, write_atomically
 
@@ -21,26 +23,45 @@ __all__ = ["IntervalSums", "MetricsLog", "read_metrics"]
 
 
 class IntervalSums:
-    """Sums over the steps since the last line of metrics, in one tensor for the checkpoint."""
+    """Sums over the steps since the last line of metrics, in one tensor for the checkpoint.
 
-    def __init__(self) -> None:
-        self.sums = torch.zeros(6, dtype=torch.float64)
+    They stay on the device until a line is written, and each process has those of its own
+    samples: the sum over all processes is the whole.
 
-    def add(self, loss: Tensor, second: Tensor, norm: float) -> None:
+    Args:
+        device: Where losses are.
+        processes: How many there are.
+    """
+
+    def __init__(self, device: torch.device | None = None, processes: int = 1) -> None:
+        home = None if device is None else home_of_float64(device)
+        self.sums = torch.zeros(6, dtype=torch.float64, device=home)
+        self.share = 1 / processes
+
+    def add(self, loss: Tensor, second: Tensor, norm: Tensor, skip: Tensor | None = None) -> None:
         """Add a step.
 
         Args:
-            loss: Losses ``(B,)``, divided by the density of their noise levels.
+            loss: Losses ``(B,)`` in float64, divided by the density of their noise levels.
             second: Their second-order terms ``(B,)``, divided likewise.
-            norm: Norm of the gradient.
+            norm: Norm of the gradient of all processes, ``()``.
+            skip: Whether to leave it out after all, ``()``.
         """
-        total, square = loss.double().sum(), (loss.double() ** 2).sum()
-        new = (1.0, len(loss), float(total), float(square), float(second.double().sum()), norm)
-        self.sums += torch.tensor(new, dtype=torch.float64)
+        steps, count = (loss.new_full((), value) for value in (self.share, len(loss)))
+        total, square = loss.sum(), (loss**2).sum()
+        new = torch.stack([steps, count, total, square, second.sum(), double(norm) * self.share])
+        self.sums += new if skip is None else torch.where(skip, 0.0, new)
 
-    def summary(self, dim: int) -> dict[str, float]:
+    def collect(self, world: World) -> Tensor:
+        """The sums over all processes, on all; they move to the one that writes."""
+        total = world.sum(self.sums.clone())
+        self.sums.copy_(total if world.writes else torch.zeros_like(total))
+        return total
+
+    @staticmethod
+    def summary(sums: Tensor, dim: int) -> dict[str, float]:
         """Means in bits/dim; the variance is that of one sample's loss, in (bits/dim)²."""
-        steps, count, total, square, second, norm = self.sums.tolist()
+        steps, count, total, square, second, norm = sums.tolist()
         bits = 1 / (dim * math.log(2))
         mean = total / count
         return {

@@ -44,14 +44,18 @@ WEIGHTINGS: dict[str, Weighting] = {
 }
 
 
-def _uniform(pixels: Tensor, levels: int, generator: torch.Generator) -> Tensor:
+Noise = Callable[[], Tensor]
+"""Draws uniform numbers of the shape of the data; called by those who need them only."""
+
+
+def _uniform(pixels: Tensor, levels: int, noise: Noise) -> Tensor:
     """Uniform noise in the bins, wherever on a clock they are."""
     bins = Bins(VariancePreserving(), 0.0, levels)
-    return Uniform().draw(pixels, torch.rand(pixels.shape, generator=generator), bins).x
+    return Uniform().draw(pixels, noise(), bins).x
 
 
-DATA: dict[str, Callable[[Tensor, int, torch.Generator], Tensor]] = {
-    "centres": lambda pixels, levels, generator: centres(pixels, levels),
+DATA: dict[str, Callable[[Tensor, int, Noise], Tensor]] = {
+    "centres": lambda pixels, levels, noise: centres(pixels, levels),
     "uniform": _uniform,
 }
 
@@ -80,31 +84,40 @@ def build_density(
 
 @dataclass(frozen=True)
 class Batch:
-    """Clean data, noise and noise levels of some samples."""
+    """Clean data, noise and noise levels of the samples of one process."""
 
     x0: Tensor  # (B, *)
     eps: Tensor  # (B, *)
     times: Times  # (B,) each, float64
     condition: Condition  # keyword arguments of the network, (B, *) each
-    probes: Tensor | None  # (n, B, *)
+    probes: tuple[Tensor, ...]  # (B, *) each
+    all_times: Times  # those of the global batch, on the CPU
 
     def part(self, rows: slice, device: torch.device) -> Batch:
-        """Some rows, on a device."""
-
-        def take(x: Tensor) -> Tensor:
-            return x[rows].to(device, non_blocking=True)
-
+        """Some rows, on a device; the copies of pinned rows wait for nothing."""
         clock = home_of_float64(device)
-        t, gamma, density = (
-            x[rows].to(clock, non_blocking=True)
-            for x in (self.times.t, self.times.gamma, self.times.density)
-        )
+
+        def take(x: Tensor, to: torch.device = device) -> Tensor:
+            return x[rows].to(to, non_blocking=True)
+
         return Batch(
             take(self.x0),
             take(self.eps),
-            Times(t, gamma, density),
+            self.times.each(lambda x: take(x, clock)),
             {name: take(value) for name, value in self.condition.items()},
-            None if self.probes is None else self.probes[:, rows].to(device),
+            tuple(map(take, self.probes)),
+            self.all_times,
+        )
+
+    def pinned(self) -> Batch:
+        """The same in page-locked memory, from which a GPU copies by itself."""
+        return Batch(
+            self.x0.pin_memory(),
+            self.eps.pin_memory(),
+            self.times.each(Tensor.pin_memory),
+            {name: value.pin_memory() for name, value in self.condition.items()},
+            tuple(p.pin_memory() for p in self.probes),
+            self.all_times,
         )
 
 
@@ -116,22 +129,43 @@ class Objective:
     density: NoiseLevelDistribution
     simulation: SimulationConfig = NO_REGULARISATION
 
-    def draw(self, samples: Tensor, levels: int | None, generator: torch.Generator) -> Batch:
-        """Noise for a whole batch of data ``(B, *)``, on the CPU.
+    def draw(
+        self,
+        samples: Tensor,
+        levels: int | None,
+        generator: torch.Generator,
+        first: int = 0,
+        count: int | None = None,
+    ) -> Batch:
+        """Noise for data ``(B, *)``, on the CPU.
 
-        Every process draws for the global batch and takes its part, so that noise levels are
-        spread evenly over all of it and nothing depends on the number of processes.
+        The stream of random numbers is that of the global batch, so that noise levels are spread
+        evenly over all of it and nothing depends on the number of processes; but a process
+        augments, places and keeps its own rows only.
+
+        Args:
+            samples: Rows of a global batch.
+            levels: Of the data; ``None`` where it is continuous.
+            generator: Of the global batch.
+            first: Place of the first row in it.
+            count: Its size; by default that of ``samples``.
         """
+        count = len(samples) if count is None else count
+        here, whole = slice(first, first + len(samples)), (count, *samples.shape[1:])
         condition = {}
         if self.config.augment:
-            samples, condition["flag"] = augment(samples, generator)
+            samples, condition["flag"] = augment(samples, generator, first, count)
         place = choose("way to place data", self.config.data, DATA)
-        x0 = samples.to(torch.float32) if levels is None else place(samples, levels, generator)
-        times = self._times(len(x0), generator)
-        eps = torch.randn(x0.shape, generator=generator)
-        probed = self.config.differentiates
-        probes = Rademacher().draw(self.config.probes, x0, generator) if probed else None
-        return Batch(x0, eps, times, condition, probes)
+        noise: Noise = lambda: torch.rand(whole, generator=generator)[here]  # noqa: E731
+        x0 = samples.to(torch.float32) if levels is None else place(samples, levels, noise)
+        times = self._times(count, generator)
+        own = times.each(lambda x: x[here])
+        eps = torch.randn(whole, generator=generator)[here]
+        probes: tuple[Tensor, ...] = ()
+        if self.config.differentiates:
+            like_all = x0.new_empty(()).expand(whole)
+            probes = Rademacher().draw(self.config.probes, like_all, generator)[:, here].unbind()
+        return Batch(x0, eps, own, condition, probes, times)
 
     @torch.no_grad()
     def _times(self, n: int, generator: torch.Generator) -> Times:
@@ -160,14 +194,13 @@ def _matching(objective: Objective, model: DiffusionODE, batch: Batch) -> Losses
 
 def _simulation(objective: Objective, model: DiffusionODE, batch: Batch) -> Losses:
     """Uniformly dequantized pixels start where evaluation starts them; bins have a width."""
-    assert batch.probes is not None
     start, width = model.gamma_min, 1.0
     if model.levels is not None:
         start, width = max(start, uniform_start(model.levels)), 2 / model.levels
     nats = simulated(
         model,
         batch.x0,
-        batch.probes,
+        torch.stack(batch.probes),
         objective.density,
         objective.simulation,
         start=start,
@@ -186,14 +219,12 @@ METHODS: dict[str, Callable[[Objective, DiffusionODE, Batch], Losses]] = {
 
 
 def _flow_matching(config: ObjectiveConfig, model: DiffusionODE, batch: Batch) -> Losses:
-    assert batch.probes is not None
-    given = batch.x0, batch.eps, batch.times.gamma, batch.probes
+    given = batch.x0, batch.eps, batch.times.gamma, torch.stack(batch.probes)
     return second_order(model, *given, config.unbiased, batch.condition)
 
 
 def _score_matching(config: ObjectiveConfig, model: DiffusionODE, batch: Batch) -> Losses:
-    assert batch.probes is not None
-    given = batch.x0, batch.eps, batch.times.gamma, batch.probes
+    given = batch.x0, batch.eps, batch.times.gamma, torch.stack(batch.probes)
     return second_order_score(model, *given, batch.condition)
 
 

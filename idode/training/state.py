@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from idode.diffusion.noise_levels import Adaptive
+from idode.diffusion.noise_levels import Adaptive, Times
 from idode.errors import InputError, choose
-from idode.nets.layers import use_fast_backward
+from idode.nets.layers import arranged, use_fast_backward
 from idode.runs.config import Config
 from idode.runs.distributed import World
 from idode.runs.run import Run, build_net, diffusion_ode
@@ -39,7 +39,7 @@ class State:
 
     Args:
         config: Settings of the run.
-        device: Device of the network; everything else stays on the CPU.
+        world: The device of the network, and the number of processes.
         start: Some of :meth:`tensors` to start from; by default fresh weights.
         net: The network where it is custom; it is copied.
     """
@@ -47,7 +47,7 @@ class State:
     def __init__(
         self,
         config: Config,
-        device: torch.device,
+        world: World,
         start: Mapping[str, Tensor] | None = None,
         net: nn.Module | None = None,
     ) -> None:
@@ -59,7 +59,7 @@ class State:
         built = build_net(config, generator(settings.seed, Purpose.WEIGHTS), net)
         if not any(p.requires_grad for p in built.parameters()):
             raise InputError(f"no parameter of {type(built).__qualname__} requires a gradient")
-        self.net: nn.Module = built.to(device)
+        self.net: nn.Module = arranged(built.to(world.device))
         self.average = Average(self.net, settings)
         use_fast_backward(self.net, not config.objective.differentiates)
         self.optimiser = adam(self.net.named_parameters(), settings)
@@ -73,7 +73,7 @@ class State:
         if isinstance(density, Adaptive):
             timing = replace(settings, lr=settings.density_lr, weight_decay=0.0)
             self.density_optimiser = adam(density.named_parameters(), timing)
-        self.interval = IntervalSums()
+        self.interval = IntervalSums(world.device, world.size)
         self.counter = torch.zeros((), dtype=torch.int64)
         if start is not None:
             self._adopt(start)
@@ -82,6 +82,15 @@ class State:
     def step(self) -> int:
         """Steps done."""
         return int(self.counter)
+
+    def learn_levels(self, times: Times, losses: Tensor) -> None:
+        """One step of the adaptive distribution from all losses of a global batch, on the CPU."""
+        density = self.objective.density
+        assert isinstance(density, Adaptive)
+        assert self.density_optimiser is not None
+        self.density_optimiser.zero_grad()
+        density.second_moment(times, losses).backward()  # type: ignore[no-untyped-call]
+        self.density_optimiser.step()
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors themselves by name, not copies: writing to them restores the state."""
@@ -135,4 +144,6 @@ class State:
                 tensor.copy_(saved[name])
             notice(f"resuming after step {self.step}")
         world.broadcast(live.values())
+        if not world.writes:
+            self.interval.clear()  # the sum over all processes is the whole
         return loaded is not None

@@ -20,8 +20,9 @@ from idode.runs.distributed import World, joined
 from idode.runs.folder import claim, writing_run
 from idode.runs.run import Parent, Run, holds_run, open_run, shell_command
 from idode.training.finetuning import parent_of, starting_state
+from idode.training.reporter import TrainingResult
 from idode.training.resolve import check_net, finetuning_config, training_config
-from idode.training.trainer import Trainer, TrainingResult
+from idode.training.trainer import Trainer
 
 __all__ = ["finetune", "train"]
 

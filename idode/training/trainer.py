@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,51 +28,22 @@ from idode.training import checkpoint
 from idode.training.acceleration import compile_in_place, in_precision, refusal
 from idode.training.grids import draw_grid, drawable
 from idode.training.held_out import held_out_bits
-from idode.training.interruption import Interruption
+from idode.training.interruption import Agreement, Interruption
 from idode.training.metrics import MetricsLog
 from idode.training.objective import Batch
 from idode.training.optimisation import learning_rate
 from idode.training.randomness import Purpose, generator, seeded_globally
+from idode.training.reporter import Reporter, Silent, TrainingResult
 from idode.training.state import State
+from idode.training.watch import Watch
 
-__all__ = ["Diverged", "Reporter", "Silent", "Trainer", "TrainingResult"]
+__all__ = ["Diverged", "Trainer"]
 
 MAX_LISTED = 8  # samples listed in a message
 
 
 class Diverged(InputError):
     """The loss or its gradient is not finite; the state before that step is saved."""
-
-
-class Reporter(Protocol):
-    """Receives the progress of a training, such as a progress bar."""
-
-    def notice(self, text: str) -> None:
-        """Called with a line to show."""
-
-    def progress(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Called after each step with the latest metrics."""
-
-
-class Silent:
-    """A reporter that ignores everything."""
-
-    def notice(self, text: str) -> None:
-        """Ignore the line."""
-
-    def progress(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Ignore the step."""
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """How a call to :meth:`Trainer.train` ended."""
-
-    step: int
-    interrupted: bool
-    loss: float | None  # bits/dim, of the last line of metrics
-    held_out: float | None  # bits/dim
-    seconds: float  # of this call
 
 
 class Trainer:
@@ -107,12 +76,15 @@ class Trainer:
         self.fresh = start is None
         self._check_origin(begun=bool(checkpoint.steps(run.checkpoints)))
         check_training_size(run.config, world.device, world.size, net)
-        self.state = State(run.config, world.device, start, net)
+        self.state = State(run.config, world, start, net)
         self.net = world.wrap(self.state.net)
         lowered = in_precision(self.net, self.settings.precision, world.device)
         self.model = diffusion_ode(lowered, run.config)
         self.average = diffusion_ode(self.state.average.net, run.config)
         self.batches = Batches(self.settings.seed, self.settings.batch_size, len(data.train))
+        self.own = world.rows(self.settings.batch_size)
+        self.watch = Watch(world, self.own.stop - self.own.start)
+        self.learns_levels = isinstance(self.state.objective.density, Adaptive)
         self.latest: dict[str, float] = {}
         self.pace = (0, 0.0)  # steps since the last line of metrics, and the seconds they took
         self.draws = self.settings.sample_every > 0 and drawable(run.config)
@@ -132,16 +104,18 @@ class Trainer:
         stopped = False
         with (
             Interruption() as interruption,
-            Loader(self.data.train, self.batches.indices, first) as loader,
+            self._loader(first) as loader,
             MetricsLog(self.run.metrics if self.world.writes else None, first) as log,
         ):
+            agreement = Agreement(self.world)
             while self.state.step < self.settings.steps and not stopped:
                 start = time.perf_counter()
-                self._advance(next(loader), log)
-                asked = torch.tensor([float(interruption.requested)])
-                stopped = bool(self.world.sum(asked) > 0)
+                self._advance(next(loader)(), log)
+                stopped = agreement.stops(interruption.requested)
+                line = self._metrics(log, stopped)
                 self.pace = (self.pace[0] + 1, self.pace[1] + time.perf_counter() - start)
-                self._record(log, stopped)
+                self._record(line, log, stopped)
+            agreement.settle()
         return TrainingResult(
             step=self.state.step,
             interrupted=stopped,
@@ -152,7 +126,7 @@ class Trainer:
 
     def _compile(self) -> None:
         """Compile by computing one step: a failure is refused before anything is written."""
-        compile_in_place(self.state.net, self.run.config)
+        compile_in_place(self.net, self.run.config)
         try:
             self.try_step()
         except (RuntimeError, OSError) as error:
@@ -160,9 +134,8 @@ class Trainer:
 
     def try_step(self) -> None:
         """Compute the gradients of one batch and forget them: what fails, fails here."""
-        with Loader(self.data.train, self.batches.indices) as loader:
-            drawn = generator(self.settings.seed, Purpose.BATCH, 0)
-            batch = self.state.objective.draw(next(loader), self.model.levels, drawn)
+        with self._loader(0) as loader:
+            batch = next(loader)()
         kept = {name: x.clone() for name, x in self.state.net.named_buffers()}
         self._gradients(batch)
         self.state.optimiser.zero_grad()
@@ -178,37 +151,57 @@ class Trainer:
                 f"yet: begin again with {parent.command(self.run.path)}"
             )
 
-    def _advance(self, samples: Tensor, log: MetricsLog) -> None:
-        """One optimiser step on a global batch."""
-        state, step = self.state, self.state.step
+    def _loader(self, start: int) -> Loader[Callable[[], Batch]]:
+        """Batches of this process, ready for the device, from the step ``start`` on."""
+
+        def prepare(step: int, samples: Tensor) -> Callable[[], Batch]:
+            if self.learns_levels:  # from the losses of the step before, so not ahead of it
+                return lambda: self.prepare(step, samples)
+            batch = self.prepare(step, samples)
+            return lambda: batch
+
+        own = self.own
+        return Loader(
+            self.data.train, lambda step: self.batches.indices(step)[own], start, prepare=prepare
+        )
+
+    def prepare(self, step: int, samples: Tensor) -> Batch:
+        """Samples of this process with the noise of a step."""
         drawn = generator(self.settings.seed, Purpose.BATCH, step)
-        batch = state.objective.draw(samples, self.model.levels, drawn)
-        losses, norm = self._gradients(batch)
-        loss = losses.total(self.run.config.objective.ratio)
-        scaled = loss.double() / batch.times.density
-        if not (math.isfinite(norm) and bool(torch.isfinite(scaled).all())):
-            self._stop_diverged(scaled, norm, log)
+        whole = self.settings.batch_size
+        batch = self.state.objective.draw(samples, self.model.levels, drawn, self.own.start, whole)
+        return batch.pinned() if self.world.device.type == "cuda" else batch
+
+    def _advance(self, batch: Batch, log: MetricsLog) -> None:
+        """One optimiser step; nothing is read from a GPU, so that the host runs ahead of it."""
+        state, step = self.state, self.state.step
+        losses, norm, density = self._gradients(batch)
+        total = losses.total(self.run.config.objective.ratio)
+        scaled = double(total) / density
+        self.watch.see(step, scaled, norm)
+        if self.world.device.type != "cuda":  # where a look costs nothing
+            self._check_diverged(log)
+        else:  # the fused step is not taken where this is one
+            state.optimiser.found_inf = self.watch.diverged.to(torch.float32)  # type: ignore[attr-defined]
         for group in state.optimiser.param_groups:
             group["lr"] = learning_rate(self.settings, step)
         state.optimiser.step()
         state.average.update(state.net, step)
-        if isinstance(state.objective.density, Adaptive) and state.density_optimiser is not None:
-            # Every process has all losses of the batch, so all take the same step.
-            state.density_optimiser.zero_grad()
-            state.objective.density.second_moment(batch.times, loss).backward()  # type: ignore[no-untyped-call]
-            state.density_optimiser.step()
+        if self.learns_levels:
+            state.learn_levels(batch.all_times, self.world.gather(total).cpu())
         state.counter += 1
-        state.interval.add(scaled, losses.second.double() / batch.times.density, norm)
+        second = double(losses.second) / density
+        state.interval.add(scaled, second, norm, self.watch.diverged)
 
-    def _gradients(self, batch: Batch) -> tuple[Losses, float]:
-        """Gradients into the network; losses ``(B,)`` of the global batch and the norm."""
+    def _gradients(self, batch: Batch) -> tuple[Losses, Tensor, Tensor]:
+        """Gradients into the network; losses ``(B,)`` of this process, the norm, the density."""
         settings, state, world = self.settings, self.state, self.world
         state.net.train()
         state.optimiser.zero_grad()
-        terms = []
+        terms, densities = [], []
+        size = len(batch.x0) // settings.accumulate
         for piece in range(settings.accumulate):
-            rows = world.rows(settings.batch_size, piece, settings.accumulate)
-            part = batch.part(rows, world.device)
+            part = batch.part(slice(piece * size, (piece + 1) * size), world.device)
             last = piece == settings.accumulate - 1
             place = (settings.seed, state.step, world.rank, piece)
             with (
@@ -221,14 +214,21 @@ class Trainer:
                 mean = (double(total) / part.times.density).mean() / settings.accumulate
                 mean.backward()  # type: ignore[no-untyped-call]
             terms.append(torch.stack([losses.first, losses.second], dim=1).detach())
+            densities.append(part.times.density)
         limit = math.inf if settings.clip is None else settings.clip
-        norm = float(clip_grad_norm_(state.net.parameters(), limit))
-        first, second = world.gather(torch.cat(terms)).cpu().unbind(1)
-        return Losses(first, second), norm
+        norm = clip_grad_norm_(state.net.parameters(), limit)
+        first, second = torch.cat(terms).unbind(1)
+        return Losses(first, second), norm, torch.cat(densities)
 
-    def _stop_diverged(self, scaled: Tensor, norm: float, log: MetricsLog) -> None:
-        """Save the state before this step and name the samples whose loss is not finite."""
-        step, indices = self.state.step, self.batches.indices(self.state.step)
+    def _check_diverged(self, log: MetricsLog) -> None:
+        """Save the state before a step that went wrong, and name the samples to blame."""
+        found = self.watch.found()
+        if found is None:
+            return
+        step, scaled, norm = found
+        self.state.counter.fill_(step)
+        self.state.interval.collect(self.world)
+        indices = self.batches.indices(step)
         culprits = indices[~torch.isfinite(scaled)] if not scaled.isfinite().all() else indices
         log.write({"step": step, "event": "diverged", "samples": culprits.tolist()})
         self.save(None)
@@ -240,18 +240,34 @@ class Trainer:
             "samples, or resume with a smaller train.lr or with train.clip"
         )
 
-    def _record(self, log: MetricsLog, stopped: bool) -> None:
+    def _due(self, every: int) -> bool:
+        """Whether something that is done at intervals is due, as it is after the last step."""
+        return self.state.step == self.settings.steps or self.state.step % every == 0
+
+    def _metrics(self, log: MetricsLog, stopped: bool) -> dict[str, float]:
+        """What the steps since the last line have come to, where a line is due.
+
+        Here the host waits for the device: wherever anything is written, and nowhere else.
+        """
+        settings, state = self.settings, self.state
+        reads = (settings.log_every, settings.evaluate_every, settings.checkpoint_every)
+        if not (stopped or any(map(self._due, reads))):
+            return {}
+        self._check_diverged(log)
+        sums = state.interval.collect(self.world)
+        if not self._due(settings.log_every):
+            return {}
+        line = state.interval.summary(sums, math.prod(self.run.config.model.shape))
+        state.interval.clear()
+        return line | {"lr": learning_rate(settings, state.step - 1)}
+
+    def _record(self, line: dict[str, float], log: MetricsLog, stopped: bool) -> None:
         """Write metrics, held-out value, sample grid and checkpoint, each at its interval."""
         settings, done = self.settings, self.state.step
-        last = done == settings.steps
-        line: dict[str, float] = {}
-        if last or done % settings.log_every == 0:
-            line = self.state.interval.summary(math.prod(self.run.config.model.shape))
-            line["lr"] = learning_rate(settings, done - 1)
+        if line:
             line["images_per_second"] = self.pace[0] * settings.batch_size / self.pace[1]
-            self.state.interval.clear()
             self.pace = (0, 0.0)
-        if last or done % settings.evaluate_every == 0:
+        if self._due(settings.evaluate_every):
             line["held_out"] = held_out_bits(
                 self.average, self.data.test, self.run.config, self.world
             )
@@ -259,9 +275,9 @@ class Trainer:
             self.latest |= line
             log.write({"step": done, **line})
         # Before the checkpoint: after a kill in between, the same grid is drawn again.
-        if self.draws and self.world.writes and (last or done % settings.sample_every == 0):
+        if self.draws and self.world.writes and self._due(settings.sample_every):
             self._draw(log)
-        if last or stopped or done % settings.checkpoint_every == 0:
+        if stopped or self._due(settings.checkpoint_every):
             self.save(line.get("held_out"))
         self.reporter.progress(done, self.latest)
 
