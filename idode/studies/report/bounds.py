@@ -73,7 +73,7 @@ class CalibratedModel:
         """Uniform dequantization from ``count`` starts around the usual one, on the same noise."""
         if self.model.levels is None:
             raise InputError("continuous data is not dequantized: there is no start to choose")
-        middle = uniform_start(self.model.levels)
+        middle = max(self.model.gamma_min, uniform_start(self.model.levels))
         first = max(self.model.gamma_min, middle - START_SPAN)
         starts = torch.linspace(first, middle + START_SPAN, count, dtype=torch.float64).tolist()
         chosen = (replace(self.settings, dequantization=Uniform(start)) for start in starts)

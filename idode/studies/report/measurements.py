@@ -84,6 +84,7 @@ class Measurements:
     trained_on: Identity | None  # None for an imported model
     parent: Parent | None  # what the run was fine-tuned from
     settings: ReportSettings
+    description: str  # of an adapted network, what was understood of it; else empty
     parameters: int
     curve: TrainingCurve  # includes that of the run it was fine-tuned from, where known
     noise: NoiseLevels
@@ -166,7 +167,8 @@ def measure(
         trained_on=run.identity,
         parent=run.parent,
         settings=settings,
-        parameters=sum(w.numel() for w in run.weights().values()),
+        description=model.description,
+        parameters=sum(w.numel() for w in model.parameters()),
         curve=whole_curve(run, parent),
         noise=noise,
         likelihoods=found,

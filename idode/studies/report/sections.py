@@ -29,15 +29,19 @@ def facts(m: Measurements, config: Config) -> dict[str, str]:
     steps = f"{done:,} of {train.steps:,}" if done else f"{train.steps:,}"
     origin = {} if m.parent is None else {"fine-tuned from": str(m.parent)}
     trained = {} if m.trained_on in (None, m.identity) else {"trained on": str(m.trained_on)}
-    return {
+    own = {
         "preset": m.name,
-        "data": str(m.identity),
-        **trained,
-        **origin,
         "model": f"{model.schedule} schedule, predicts {model.predictor}, "
         f"{m.parameters:,} parameters",
         "training": f"{steps} steps, batch {train.batch_size}, density "
         f"{config.objective.density}, order {config.objective.order}, seed {train.seed}",
+    }
+    adapted = {"model": f"{m.description}; {m.parameters:,} parameters"}
+    return {
+        **(adapted if m.description else own),
+        "data": str(m.identity),
+        **trained,
+        **origin,
         "solver": f"Adams, {m.likelihoods.nfe} evaluations on one grid, calibrated on "
         f"{min(m.settings.pilot_images, m.identity.test_size)} test images to "
         f"{m.settings.tolerance} bits/dim rms for an image; the error of their mean is "
