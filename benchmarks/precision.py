@@ -68,7 +68,7 @@ def table(run: str, data: str, precision: float) -> list[dict[str, object]]:
     """Rows of evaluations and seconds for one precision."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.process_time()
-        found = evaluate(run, data=data, precision=precision, store=Path(folder) / "s.jsonl")
+        found = evaluate(run, data=data, precision=precision, journal=Path(folder) / "s.jsonl")
         seconds = time.process_time() - began
     (result,) = found.results
     assert isinstance(result, SampledBitsPerDim)
