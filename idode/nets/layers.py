@@ -7,6 +7,7 @@ block is the identity and a fresh network predicts exactly its input.
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ __all__ = [
     "arranged",
     "dropout",
     "fourier_features",
+    "full_precision",
     "initialise",
     "sinusoid",
     "use_fast_backward",
@@ -56,7 +58,8 @@ class Conv(nn.Conv2d):
     def __init__(self, inputs: int, outputs: int, size: int = 3, *, zero: bool = False) -> None:
         super().__init__(inputs, outputs, size, padding=size // 2)
         self.zero, self.quick = zero, False
-        self.weight.data = self.weight.data.contiguous(memory_format=torch.channels_last)
+        kernel = self.weight.detach().clone(memory_format=torch.channels_last)
+        self.weight = nn.Parameter(kernel)
 
     def reset_parameters(self) -> None:
         """Draw nothing: :func:`initialise` does, from the caller's generator."""
@@ -90,6 +93,13 @@ def arranged(network: nn.Module) -> nn.Module:
     if on_cpu:
         return network
     return network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload, no-any-return]
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[object]:
+    """Outside of autocast on the device of ``x``, where that is on."""
+    kind = x.device.type
+    lowered = kind != "meta" and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if lowered else nullcontext()
 
 
 def initialise(network: nn.Module, generator: torch.Generator | None) -> None:

@@ -22,6 +22,7 @@ from idode.nets.layers import (
     TimeCondition,
     fading,
     fourier_features,
+    full_precision,
     initialise,
 )
 from idode.nets.memory import RandomState, recomputed
@@ -92,7 +93,7 @@ class UNet(nn.Module):
         strength = fading(t, config.fade)
         h = fourier_features(x, config.levels, strength) if config.fourier else x
         # Bins and times are finer than the 8 bits of bfloat16.
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x):
             h = self.conv_in(h)
             condition = self.time(t, flag)
         if self.checkpointing and torch.is_grad_enabled():
