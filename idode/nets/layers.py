@@ -58,8 +58,7 @@ class Conv(nn.Conv2d):
     def __init__(self, inputs: int, outputs: int, size: int = 3, *, zero: bool = False) -> None:
         super().__init__(inputs, outputs, size, padding=size // 2)
         self.zero, self.quick = zero, False
-        kernel = self.weight.detach().clone(memory_format=torch.channels_last)
-        self.weight = nn.Parameter(kernel)
+        self.weight.data = self.weight.data.contiguous(memory_format=torch.channels_last)
 
     def reset_parameters(self) -> None:
         """Draw nothing: :func:`initialise` does, from the caller's generator."""
