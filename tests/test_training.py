@@ -27,8 +27,9 @@ from idode.training import checkpoint
 from idode.training.finetuning import finetuned, starting_state
 from idode.training.held_out import held_out_bits
 from idode.training.metrics import IntervalSums, MetricsLog
+from idode.training.muon import Muon, orthogonalised
 from idode.training.objective import Objective, build_density
-from idode.training.optimisation import Average, adam, learning_rate
+from idode.training.optimisation import Average, adam, learning_rate, muon
 from idode.training.train import finetune
 from idode.training.trainer import Diverged, Trainer
 
@@ -95,6 +96,45 @@ class TestOptimisation:
         assert {id(p) for p in spared["params"]} == biases
         scale = net.norm_out.weight  # a scale of a normalisation, which is decayed as well
         assert any(p is scale for p in decayed["params"])
+
+    @pytest.mark.parametrize("shape", [(3, 8, 20), (2, 20, 8)])
+    def test_muon_brings_singular_values_near_one(self, shape: tuple[int, ...]) -> None:
+        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        u, s, vh = torch.linalg.svd(drawn, full_matrices=False)
+        found = orthogonalised(u * (0.05 + s)[:, None] @ vh)
+        values = torch.linalg.svdvals(found)
+        assert values.min() > 0.6
+        assert values.max() < 1.3
+        # The directions are those of the momentum.
+        turned = u.mT @ found @ vh.mT
+        assert (turned - torch.diag_embed(turned.diagonal(dim1=1, dim2=2))).abs().max() < 1e-4
+
+    def test_muon_moves_hidden_kernels_and_adam_the_rest(self) -> None:
+        config = TrainConfig(lr=1e-3, matrix_lr=0.5, weight_decay=0.0)
+        net = build_net(tiny.config())
+        optimizer = muon(net.named_parameters(), config)
+        before = {name: p.detach().clone() for name, p in net.named_parameters()}
+        for number, p in enumerate(net.parameters()):
+            g = torch.Generator().manual_seed(number)
+            p.grad = torch.empty_like(p).copy_(torch.randn(p.shape, generator=g))
+        optimizer.step()
+        for name, p in net.named_parameters():
+            change = (p.detach() - before[name]).flatten(1 if p.ndim > 1 else 0)
+            if p.ndim > 1 and not name.startswith(("conv_in", "conv_out")):
+                rows, columns = change.shape
+                steps = torch.linalg.svdvals(change) / math.sqrt(max(1.0, rows / columns))
+                assert 0.3 < steps.mean() < 0.65, name
+            else:  # the first step of Adam is the learning rate in every entry
+                assert change.abs().max() == pytest.approx(1e-3, rel=1e-3), name
+
+    def test_a_step_that_is_not_finite_is_left_out(self) -> None:
+        weight = torch.nn.Parameter(torch.eye(3))
+        optimizer = Muon([weight], 0.1, 0.1)
+        weight.grad = torch.full((3, 3), torch.nan)
+        optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
+        optimizer.step()
+        assert torch.equal(weight, torch.eye(3))
+        assert torch.equal(optimizer.state[weight]["momentum"], torch.zeros(3, 3))
 
     def test_the_average_forgets_geometrically(self) -> None:
         net = torch.nn.Linear(1, 1, bias=False)
@@ -330,12 +370,14 @@ class TestMetrics:
 
 
 class TestResuming:
-    def test_an_interrupted_run_goes_on_bit_for_bit(self, tmp_path: Path) -> None:
-        tiny.train(tmp_path / "whole", *ALL_AT_ONCE)
-        trainer = tiny.train(tmp_path / "parts", *ALL_AT_ONCE, reporter=Notes(interrupt_at=12))
+    @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+    def test_an_interrupted_run_goes_on_bit_for_bit(self, tmp_path: Path, optimizer: str) -> None:
+        settings = (*ALL_AT_ONCE, f"train.optimizer={optimizer}")
+        tiny.train(tmp_path / "whole", *settings)
+        trainer = tiny.train(tmp_path / "parts", *settings, reporter=Notes(interrupt_at=12))
         assert trainer.state.step == 13  # the step during which it was asked is finished
         notes = Notes()
-        go_on(tmp_path / "parts", *ALL_AT_ONCE, notes=notes)
+        go_on(tmp_path / "parts", *settings, notes=notes)
         assert notes.texts == ["resuming after step 13"]
         assert state_bytes(tmp_path / "whole") == state_bytes(tmp_path / "parts")
         assert without_pace(tmp_path / "whole") == without_pace(tmp_path / "parts")

@@ -103,6 +103,8 @@ class TrainConfig:
         precision: ``float32``, true on every device; ``tf32``, whose products keep 10 bits; or
             ``bf16`` inside the network. The loss is float32 always.
         compile: Pass the network through torch.compile; not for the second order.
+        optimizer: ``adamw``, the paper's, or ``muon`` for the kernels of hidden layers.
+        matrix_lr: Learning rate of Muon after warm-up; everything else has ``lr``.
     """
 
     steps: int = 6_000_000
@@ -127,12 +129,14 @@ class TrainConfig:
     sample_every: int = new_field(0)
     precision: str = new_field("float32")
     compile: bool = new_field(False)
+    optimizer: str = new_field("adamw")
+    matrix_lr: float = new_field(0.02)
 
     def __post_init__(self) -> None:
         ones = ("steps", "batch_size", "accumulate", "log_every", "evaluate_every")
         at_least(self, **dict.fromkeys((*ones, "evaluate_count", "checkpoint_every", "keep"), 1))
         at_least(self, **dict.fromkeys(("lr", "warmup", "eps", "weight_decay", "clip", "seed"), 0))
-        at_least(self, density_lr=0, sample_every=0)
+        at_least(self, density_lr=0, sample_every=0, matrix_lr=0)
         choose("precision", self.precision, dict.fromkeys(PRECISIONS))
         if len(self.betas) != 2 or not all(0 <= b < 1 for b in (*self.betas, self.ema)):
             raise InputError(

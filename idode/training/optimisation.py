@@ -1,4 +1,4 @@
-"""AdamW with its decay mask, the learning rate, and the moving average of the weights."""
+"""Optimisers, the learning rate, and the moving average of the weights."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from idode.errors import choose
+from idode.errors import InputError, choose
 from idode.runs.config import TrainConfig
+from idode.training.muon import Combined, Muon
 
-__all__ = ["DECAYS", "Average", "adam", "learning_rate", "moments"]
+__all__ = ["DECAYS", "OPTIMIZERS", "Average", "adam", "learning_rate", "moments", "muon"]
 
 DECAYS: dict[str, Callable[[float], float]] = {
     "constant": lambda share: 1.0,
@@ -22,10 +23,15 @@ DECAYS: dict[str, Callable[[float], float]] = {
 FUSED = ("cpu", "cuda")  # devices that have it since torch 2.4
 
 
-def learning_rate(config: TrainConfig, step: int) -> float:
-    """At step 0, 1, 2, ...: linear warm-up times the decay."""
+# Layers between data and hidden states, by their names in our networks: their matrices have a
+# meaning of their own, and Adam's steps suit them better.
+ENDS = ("conv_in.", "conv_out.", "dense_in.", "dense_out.")
+
+
+def learning_rate(config: TrainConfig, step: int, peak: float | None = None) -> float:
+    """At step 0, 1, 2, ...: linear warm-up to ``peak``, by default ``lr``, times the decay."""
     decay = choose("decay", config.decay, DECAYS)(min(1.0, step / config.steps))
-    return config.lr * min(1.0, (step + 1) / max(1, config.warmup)) * decay
+    return (config.lr if peak is None else peak) * min(1.0, (step + 1) / max(1, config.warmup)) * decay
 
 
 def adam(named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> torch.optim.AdamW:
@@ -40,8 +46,8 @@ def adam(named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> torc
     fused = all(p.device.type in FUSED for p in parameters)
     optimiser = torch.optim.AdamW(
         [
-            {"params": groups[True], "weight_decay": config.weight_decay},
-            {"params": groups[False], "weight_decay": 0.0},
+            {"params": groups[True], "weight_decay": config.weight_decay, "peak": config.lr},
+            {"params": groups[False], "weight_decay": 0.0, "peak": config.lr},
         ],
         lr=config.lr,
         betas=(config.betas[0], config.betas[1]),
@@ -60,8 +66,28 @@ def adam(named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> torc
     return optimiser
 
 
+def muon(named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> Combined:
+    """Muon for the kernels of hidden layers, AdamW for all else."""
+    every = list(named)
+    hidden = {name for name, p in every if p.ndim > 1 and not name.startswith(ENDS)}
+    kernels = [p for name, p in every if name in hidden]
+    rest = [(name, p) for name, p in every if name not in hidden]
+    if not kernels:
+        raise InputError("muon needs matrices, and the network has none: choose adamw")
+    parts: list[torch.optim.Optimizer] = [Muon(kernels, config.matrix_lr, config.weight_decay)]
+    for group in parts[0].param_groups:
+        group["peak"] = config.matrix_lr
+    return Combined(*parts, *([adam(rest, config)] if rest else []))
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer | Combined]] = {
+    "adamw": adam,
+    "muon": muon,
+}
+
+
 def moments(
-    optimiser: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]]
+    optimiser: torch.optim.Optimizer | Combined, named: Iterable[tuple[str, nn.Parameter]]
 ) -> dict[str, Tensor]:
     """The optimiser's own tensors by name of the parameter; writing to them restores it."""
     return {

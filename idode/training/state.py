@@ -24,7 +24,7 @@ from idode.training.objective import (
     Objective,
     build_density,
 )
-from idode.training.optimisation import Average, adam, moments
+from idode.training.optimisation import OPTIMIZERS, Average, adam, moments
 from idode.training.randomness import Purpose, generator
 
 __all__ = ["COUNTERS", "State"]
@@ -62,7 +62,8 @@ class State:
         self.net: nn.Module = arranged(built.to(world.device))
         self.average = Average(self.net, settings)
         use_fast_backward(self.net, not config.objective.differentiates)
-        self.optimiser = adam(self.net.named_parameters(), settings)
+        optimizer = choose("optimizer", settings.optimizer, OPTIMIZERS)
+        self.optimiser = optimizer(self.net.named_parameters(), settings)
         density = build_density(
             config.objective.density,
             diffusion_ode(self.net, config),

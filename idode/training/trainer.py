@@ -182,9 +182,9 @@ class Trainer:
         if self.world.device.type != "cuda":  # where a look costs nothing
             self._check_diverged(log)
         else:  # the fused step is not taken where this is one
-            state.optimiser.found_inf = self.watch.diverged.to(torch.float32)  # type: ignore[attr-defined]
+            state.optimiser.found_inf = self.watch.diverged.to(torch.float32)  # type: ignore[union-attr]
         for group in state.optimiser.param_groups:
-            group["lr"] = learning_rate(self.settings, step)
+            group["lr"] = learning_rate(self.settings, step, group["peak"])
         state.optimiser.step()
         state.average.update(state.net, step)
         if self.learns_levels:
