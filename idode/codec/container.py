@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from idode.codec.bytestream import DIGEST_BYTES, digest
 from idode.errors import InputError
+from idode.storage import parse_json
 
 __all__ = ["ArchiveReader", "ArchiveWriter"]
 
@@ -127,7 +128,7 @@ class ArchiveReader:
             text = inflater.decompress(content, MAX_JSON)
             if not inflater.eof or inflater.unused_data:
                 raise ValueError("it has the wrong size")
-            value = json.loads(text)
+            value = parse_json(text)
         except (zlib.error, ValueError, RecursionError) as error:
             raise self.damaged(f"its index cannot be read: {error}") from None
         if not isinstance(value, dict):

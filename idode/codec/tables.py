@@ -28,6 +28,7 @@ from idode.codec.network import Denoiser, check_levels, one_thread, weights_hash
 from idode.diffusion.model import DiffusionODE
 from idode.errors import InputError
 from idode.likelihood.dequantization import centres
+from idode.storage import parse_json
 
 __all__ = ["FEATURES", "FILE", "Tables", "fit", "pixel_cost", "to_levels"]
 
@@ -70,7 +71,9 @@ class Tables:
         """Read what :meth:`save` wrote."""
         try:
             with safe_open(str(file), framework="numpy") as opened:
-                about = json.loads(opened.metadata()["about"])
+                about = parse_json(opened.metadata()["about"])
+                if not isinstance(about, dict) or not {"side", "feature"} <= about.keys():
+                    raise ValueError("it does not say how it was fitted")
                 return cls(**{k: opened.get_tensor(k) for k in opened.keys()}, about=about)  # noqa: SIM118
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise InputError(
