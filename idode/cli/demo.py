@@ -1,4 +1,4 @@
-"""``idode demo``: train, fine-tune, evaluate, sample and report on the 8x8 digits, in minutes.
+"""``idode demo``: train, fine-tune, evaluate, sample, report and compress the 8x8 digits.
 
 It runs the same commands a user would, prints each before it runs, and ends with a summary of
 their results.
@@ -18,7 +18,9 @@ from idode.errors import InputError
 __all__ = ["add_arguments", "run"]
 
 RUNS = ("run", "tuned")
-OUTPUTS = {"run", "tuned", "report", "run.json", "tuned.json", "samples.png", "samples.json"}
+ARCHIVE, RESTORED = "digits.idode", "restored"
+FILES = {"run.json", "tuned.json", "samples.png", "samples.json", "archive.json"}
+OUTPUTS = {*RUNS, "report", *FILES, ARCHIVE, RESTORED}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +82,18 @@ def _commands(out: Path, steps: int, finetune_steps: int, limit: int) -> list[li
         *(["evaluate", str(out / n), "--json", str(out / f"{n}.json"), *few] for n in RUNS),
         ["sample", tuned, "--count", "64", "--solver", "dpm", *samples],
         ["report", tuned, "--before", first, "--out", str(out / "report")],
+        [
+            "compress",
+            "digits",
+            "--model",
+            tuned,
+            "--out",
+            str(out / ARCHIVE),
+            "--no-verify",
+            "--json",
+            str(out / "archive.json"),
+        ],
+        ["decompress", str(out / ARCHIVE), "--out", str(out / RESTORED)],
     ]
 
 
@@ -101,8 +115,14 @@ def _summary(out: Path, seconds: float) -> None:
 
     before, after = (_read(out / f"{name}.json") for name in RUNS)
     old, new = before["results"][0], after["results"][0]
-    coders = coder_bits(np.asarray(load("digits").test[: after["images"]]))
+    digits = np.asarray(load("digits").test)
+    coders = coder_bits(digits[: after["images"]])
     others = ", ".join(f"{name} {bits:.2f}" for name, bits in coders.items())
+    if not np.array_equal(np.load(out / RESTORED / "digits-test.npy"), digits):
+        raise RuntimeError("the compressed digits did not come back as they were")
+    sizes = {"idode": _read(out / "archive.json")["bytes_after"]}
+    sizes |= {n: round(bits * digits.size / 8) for n, bits in coder_bits(digits).items()}
+    archives = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
     print(
         f"""
 Results in bits per dimension ({after["images"]} test digits, 17 grey levels):
@@ -111,6 +131,7 @@ Results in bits per dimension ({after["images"]} test digits, 17 grey levels):
   ODE after second-order fine-tuning   {new["bits_per_dim"]:.3f} ± {new["standard_error"]:.3f}
   solver evaluations for an image      {old["nfe"]:.0f}, after fine-tuning {new["nfe"]:.0f}
   image coders on the same digits      {others}
+All {len(digits)} test digits, compressed and restored, in bytes: {archives}
 It took {seconds:.0f} s. See {out / "samples.png"}, and {out / "report" / "report.html"} for a
 table of all bounds. Next, try: idode train fashion-mnist-small --out RUN"""
     )
