@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,18 @@ from torch import Tensor
 
 from idode.errors import InputError
 
-__all__ = ["Batch", "IndexedBatches", "Pixels", "check_shape", "rows_for", "to_tensor"]
+__all__ = [
+    "Batch",
+    "FittingSize",
+    "IndexedBatches",
+    "Pixels",
+    "check_shape",
+    "out_of_memory",
+    "rows_for",
+    "to_tensor",
+]
+
+T = TypeVar("T")
 
 Pixels: TypeAlias = Tensor | npt.NDArray[Any]
 
@@ -61,6 +72,54 @@ class Batch:
     values: Tensor  # (B, *)
     indices: list[int]  # seed the noise of each row
     condition: Mapping[str, Tensor]  # (B, ...) each
+
+    def part(self, lo: int, hi: int) -> Batch:
+        """Rows ``lo`` to ``hi - 1``."""
+        condition = {name: value[lo:hi] for name, value in self.condition.items()}
+        return Batch(self.values[lo:hi], self.indices[lo:hi], condition)
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device, or the host, had no memory left."""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return True
+    return "out of memory" in str(error) or "can't allocate memory" in str(error)
+
+
+class FittingSize:
+    """Rows that fit into memory together: tried, halved where memory runs out, and remembered.
+
+    Args:
+        most: To begin with.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def each(self, count: int, work: Callable[[int, int], T]) -> Iterator[T]:
+        """``work(lo, hi)`` for all of ``count`` rows, in as few pieces as fit."""
+        lo = 0
+        while lo < count:
+            hi, failed = min(count, lo + self.most), ""
+            try:
+                found = work(lo, hi)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                failed = str(error)
+            if not failed:
+                yield found
+                lo = hi
+                continue
+            if hi - lo == 1:
+                raise InputError(
+                    f"not even one sample fits into memory ({failed.splitlines()[0]}): use a "
+                    "device with more, or checkpointing"
+                )
+            # Outside of the handler: the error keeps all that was computed alive.
+            self.most = (hi - lo) // 2
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True)

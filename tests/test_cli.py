@@ -150,8 +150,12 @@ class TestTrain:
         self, tmp_path: Path, capsys
     ) -> None:
         words = ["train", "cifar10-sp", "--dry-run", "--steps", "7", "--seed", "3"]
-        assert main([*words, "--set", "net.width=64", "--out", str(tmp_path / "run")]) == 0
-        config = from_json(json.loads(capsys.readouterr().out))
+        words += ["--set", "net.width=64", "--set", "net.depth=2", "--out", str(tmp_path / "run")]
+        assert main(words) == 0
+        shown = capsys.readouterr()
+        config = from_json(json.loads(shown.out))
+        assert "memory of a GPU, estimated: 0.0" in shown.err
+        assert "8 GPUs: 16 images at once, " in shown.err
         assert (config.train.steps, config.train.seed, config.net.width) == (7, 3, 64)
         assert config.model.schedule == "sp"
         assert not (tmp_path / "run").exists()

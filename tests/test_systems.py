@@ -471,7 +471,7 @@ class TestEverySystem:
     def test_the_command_line_knows_it(
         self, name: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert main(["train", "digits", "--system", name, "--dry-run"]) == 0
+        assert main(["train", "digits", "--system", name, "--dry-run", "--quiet"]) == 0
         assert from_json(json.loads(capsys.readouterr().out)) == apply(PRESETS["digits"], name)
 
 
@@ -499,7 +499,7 @@ class TestCommand:
     ) -> None:
         config = apply(PRESETS["digits"], "vdm")
         Run(tmp_path / "run", config, None).write_config()
-        again = ["train", "--out", str(tmp_path / "run"), "--resume", "--dry-run"]
+        again = ["train", "--out", str(tmp_path / "run"), "--resume", "--dry-run", "--quiet"]
         assert main([*again, "--system", "vdm"]) == 0
         assert main([*again, "--system", "edm"]) == 2
         assert "is not a run of edm" in capsys.readouterr().err

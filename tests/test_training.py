@@ -31,7 +31,8 @@ from idode.training.muon import Muon, orthogonalised
 from idode.training.objective import Objective, build_density
 from idode.training.optimisation import Average, adam, learning_rate, muon
 from idode.training.train import finetune
-from idode.training.trainer import Diverged, Trainer
+from idode.training.trainer import Trainer
+from idode.training.watch import Diverged
 
 # Everything that could break a resumed run: dropout, augmentation, pieces, a learned density.
 ALL_AT_ONCE = (

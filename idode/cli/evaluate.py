@@ -62,6 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size", type=positive, metavar="B", help="images solved together [64]"
     )
+    parser.add_argument(
+        "--checkpointing", action="store_true",
+        help="save memory by computing activations again; the values are the same",
+    )  # fmt: skip
     add_device_argument(parser)
     parser.add_argument(
         "--journal", type=Path, metavar="FILE",
@@ -138,7 +142,8 @@ def run(args: argparse.Namespace) -> int:
         check_file(args.per_image)
         _refuse(args, "--per-image", ["bounds"])
     if args.other is not None:
-        _refuse(args, "a second model", ["bounds", "journal", "draws", "precision"])
+        alone = ["bounds", "journal", "draws", "precision", "checkpointing"]
+        _refuse(args, "a second model", alone)
         pair = compare_models(args.run, args.other, **_arguments(args))
         first, columns, values = pair.first, pair.columns, pair.to_json
         complete = pair.first.complete and pair.second.complete
@@ -191,6 +196,7 @@ def _one(args: argparse.Namespace) -> Evaluation:
     more = {
         "table": args.bounds,
         "journal": args.journal,
+        "checkpointing": args.checkpointing,
         "precision": args.precision,
         **draws,
     }
@@ -249,7 +255,7 @@ def _print(found: Evaluation) -> None:
     print(
         f"± is the standard error of the mean{of}; images, noise and probe are its parts,\n"
         "solver a likely bias, all in bits/dim. s/img includes calibration of the solver, on "
-        f"{found.device}."
+        f"{found.device} in {found.precision}."
     )
     for result in sampled:
         print("\n".join(result.sampling.lines()))

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from idode.training.train import finetune
 
     if args.dry_run:
-        print_settings(finetuning_config(open_run(args.run), **given))
+        print_settings(finetuning_config(open_run(args.run), **given), args.quiet)
         return 0
     began = time.perf_counter()
     tuned = finetune(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,9 @@ def add_training_arguments(parser: argparse.ArgumentParser, steps: str, seed: st
     )
     parser.add_argument("--force", action="store_true", help="replace the run in that folder")
     parser.add_argument(
-        "--dry-run", action="store_true", help="print all settings as JSON and stop"
+        "--dry-run",
+        action="store_true",
+        help="print all settings as JSON, and the memory they need on a GPU, and stop",
     )
     add_quiet_argument(parser)
     add_device_argument(parser)
@@ -61,11 +64,14 @@ def training_arguments(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def print_settings(config: Config) -> None:
-    """All settings as JSON on stdout."""
+def print_settings(config: Config, quiet: bool = False) -> None:
+    """All settings as JSON on stdout; the memory of a GPU that they need on stderr."""
     from idode.runs.config import to_json
+    from idode.training.memory_estimate import memory_lines
 
     print(json.dumps(to_json(config), indent=1))
+    if not quiet:
+        print("\n".join(memory_lines(config)), file=sys.stderr)
 
 
 def print_summary(run: Run, seconds: float, device: str | None) -> None:

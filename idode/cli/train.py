@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     from idode.training.train import train
 
     if args.dry_run:
-        print_settings(training_config(args.preset, system=args.system, **given))
+        config = training_config(args.preset, system=args.system, **given)
+        print_settings(config, args.quiet)
         return 0
     began = time.perf_counter()
     trained = train(

@@ -31,6 +31,7 @@ from idode.likelihood.dequantization import (
 from idode.likelihood.estimator import LikelihoodSettings
 from idode.likelihood.learned_dequantization import Learned
 from idode.likelihood.sde_bound import SDEBound
+from idode.nets.memory import use_checkpointing
 from idode.progress import Stages
 from idode.runs.dequantizer_file import has_dequantizer, load_dequantizer
 from idode.runs.distributed import joined
@@ -54,6 +55,7 @@ def evaluate(
     draws: int = 16,
     net: nn.Module | None = None,
     journal: Path | str | None = None,
+    checkpointing: bool = False,
     device: torch.device | str | None = None,
     progress: bool = True,
 ) -> Evaluation:
@@ -76,6 +78,8 @@ def evaluate(
         draws: Noise levels for each image of the SDE bound.
         net: An instance of the user's own network, for a run that was trained with one.
         journal: File of finished batches; by default in ``RUN/evaluations``.
+        checkpointing: Save memory by computing activations again, however the run was trained;
+            the values are the same.
         device: By default the best one there is.
         progress: Whether to show progress bars.
 
@@ -95,6 +99,8 @@ def evaluate(
                 else f"the precision must be a positive number of bits/dim, got {precision}"
             )
         model = run.model(world.device, net)
+        if checkpointing:
+            use_checkpointing(model)
         own = _learned(run, learned, table, world.device)
         ways = _checked_ways(model, settings, own, learned, table)
         depends = {

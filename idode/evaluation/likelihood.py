@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from idode.batches import IndexedBatches, Pixels, check_shape
+from idode.batches import FittingSize, IndexedBatches, Pixels, check_shape
 from idode.diffusion.model import Condition, DiffusionODE
 from idode.diffusion.noise_levels import NoiseLevelDistribution
 from idode.errors import InputError
@@ -170,10 +170,20 @@ def bounds(
     solver, largest_gap = calibration.solver, calibration.largest_gap
     # Of the calibration only what a solve depends on: its errors may be better known later.
     depends["solver"] = [SOLVERS.to_json(solver), largest_gap]
+    fitting = FittingSize(settings.batch_size)
+
+    def make(number: int) -> BatchDraws:
+        batch = batches.batch(number)
+        parts = fitting.each(
+            len(batch.indices),
+            lambda lo, hi: estimator.draws(batch.part(lo, hi), solver, largest_gap, fitting.most),
+        )
+        return BatchDraws.joined(list(parts))
+
     done = runner.each(
         f"ODE {estimator.dequantization.name}",
         batches.sizes,
-        lambda number: estimator.draws(batches.batch(number), solver, largest_gap),
+        make,
         DRAWS,
         fingerprint(depends),
     )
@@ -227,11 +237,19 @@ def sde_bound(
     estimator = SDEBoundEstimator(model, draws, distribution, seed, dtype or model.dtype)
     batches = IndexedBatches(data, batch_size, first_index, model.device, dict(condition or {}))
     depends = {**estimator.identity(), "first": first_index, "batch_size": batch_size}
+    fitting = FittingSize(batch_size)
+
+    def make(number: int) -> Tensor:
+        batch = batches.batch(number)
+        parts = fitting.each(
+            len(batch.indices), lambda lo, hi: estimator.terms(batch.part(lo, hi))
+        )
+        return torch.cat(list(parts), dim=1)
 
     done = (runner or BatchRunner()).each(
         "SDE bound",
         batches.sizes,
-        lambda number: estimator.terms(batches.batch(number)),
+        make,
         TERMS,
         fingerprint(depends),
     )

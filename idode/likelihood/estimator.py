@@ -233,7 +233,13 @@ class LogWeightEstimator:
         nfe = found.nfe + again.nfe * float(rough.double().mean())
         return _replaced(found, again, rough, nfe)
 
-    def draws(self, batch: Batch, solver: Solver, largest_gap: float = math.inf) -> BatchDraws:
+    def draws(
+        self,
+        batch: Batch,
+        solver: Solver,
+        largest_gap: float = math.inf,
+        most: int | None = None,
+    ) -> BatchDraws:
         """Solve every draw of a batch.
 
         One after the other, so that memory does not grow with K; but where the images are few
@@ -243,9 +249,11 @@ class LogWeightEstimator:
             batch: Images, their places in the data set, and their condition.
             solver: With its steps chosen.
             largest_gap: Of its calibration; images far above it are solved on finer grids.
+            most: States solved together; by default a batch.
         """
         s = self.settings
-        count, together = s.repeats * s.n_importance, max(1, s.batch_size // len(batch.values))
+        size = s.batch_size if most is None else most
+        count, together = s.repeats * s.n_importance, max(1, size // len(batch.values))
         log_w, gaps, nfe, mismatch = [], [], 0.0, 0.0
         for first in range(0, count, together):
             block = range(first, min(count, first + together))

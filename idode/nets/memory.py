@@ -10,10 +10,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
-__all__ = ["RandomState", "recomputed"]
+from idode.errors import InputError
+
+__all__ = ["RandomState", "recomputed", "use_checkpointing"]
+
+
+def use_checkpointing(network: nn.Module) -> None:
+    """Compute activations again in backward passes from now on, however it was trained.
+
+    Values and gradients stay the same; refused where the network has no such way.
+    """
+    able = [module for module in network.modules() if hasattr(module, "checkpointing")]
+    if not able:
+        raise InputError(
+            f"{type(network).__name__} cannot compute its activations again: leave checkpointing "
+            "off, or choose a smaller batch"
+        )
+    for module in able:
+        module.checkpointing = True  # type: ignore[assignment]
 
 
 def recomputed(f: Callable[..., Tensor], *args: object) -> Tensor:

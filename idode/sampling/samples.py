@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from idode.batches import rows_for
+from idode.batches import FittingSize, rows_for
 from idode.diffusion.model import Condition, DiffusionODE
 from idode.errors import InputError, NumericalError
 from idode.likelihood.dequantization import centres
@@ -101,8 +101,9 @@ def sample(
     with torch.no_grad():
         sampler = chosen.calibrated(everything.part(0, min(count, PILOT)))
         try:
-            for lo in range(0, count, batch_size):
-                states = sampler.draw(everything.part(lo, min(count, lo + batch_size)))
+            fitting = FittingSize(batch_size)
+            drawn = fitting.each(count, lambda lo, hi: sampler.draw(everything.part(lo, hi)))
+            for states in drawn:
                 done.append(_finite(states))
                 if progress is not None:
                     progress(len(states.x))

@@ -31,7 +31,11 @@ ENDS = ("conv_in.", "conv_out.", "dense_in.", "dense_out.")
 def learning_rate(config: TrainConfig, step: int, peak: float | None = None) -> float:
     """At step 0, 1, 2, ...: linear warm-up to ``peak``, by default ``lr``, times the decay."""
     decay = choose("decay", config.decay, DECAYS)(min(1.0, step / config.steps))
-    return (config.lr if peak is None else peak) * min(1.0, (step + 1) / max(1, config.warmup)) * decay
+    return (
+        (config.lr if peak is None else peak)
+        * min(1.0, (step + 1) / max(1, config.warmup))
+        * decay
+    )
 
 
 def adam(named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> torch.optim.AdamW:

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -32,18 +33,13 @@ from idode.training.interruption import Agreement, Interruption
 from idode.training.metrics import MetricsLog
 from idode.training.objective import Batch
 from idode.training.optimisation import learning_rate
+from idode.training.pieces import pieces_that_fit
 from idode.training.randomness import Purpose, generator, seeded_globally
 from idode.training.reporter import Reporter, Silent, TrainingResult
 from idode.training.state import State
-from idode.training.watch import Watch
+from idode.training.watch import Diverged, Watch
 
-__all__ = ["Diverged", "Trainer"]
-
-MAX_LISTED = 8  # samples listed in a message
-
-
-class Diverged(InputError):
-    """The loss or its gradient is not finite; the state before that step is saved."""
+__all__ = ["Trainer"]
 
 
 class Trainer:
@@ -93,6 +89,8 @@ class Trainer:
 
     def train(self) -> TrainingResult:
         """Write ``config.json`` and train to the configured number of steps, or until Ctrl-C."""
+        if self.world.device.type == "cuda":
+            self.fit_pieces()
         if self.world.writes:
             self.run.write_config()
         self._check_origin(self.state.restore(self.run, self.world, self.reporter.notice))
@@ -132,12 +130,21 @@ class Trainer:
         except (RuntimeError, OSError) as error:
             raise refusal(error) from None
 
-    def try_step(self) -> None:
-        """Compute the gradients of one batch and forget them: what fails, fails here."""
+    def fit_pieces(self) -> None:
+        """Cut batches into twice as many pieces while they do not fit; the run remembers it."""
+        rows, config = self.own.stop - self.own.start, self.run.config
+        found = pieces_that_fit(self.try_step, rows, self.settings.accumulate, self.world)
+        if found != self.settings.accumulate:
+            self.reporter.notice(f"memory: train.accumulate is {found} from now on")
+            self.settings = replace(self.settings, accumulate=found)
+            self.run = replace(self.run, config=replace(config, train=self.settings))
+
+    def try_step(self, pieces: int | None = None) -> None:
+        """Compute gradients and forget them: what fails, fails here; in pieces, alone."""
         with self._loader(0) as loader:
             batch = next(loader)()
         kept = {name: x.clone() for name, x in self.state.net.named_buffers()}
-        self._gradients(batch)
+        self._gradients(batch, pieces)
         self.state.optimiser.zero_grad()
         for name, x in self.state.net.named_buffers():  # a network of the user's may count
             x.copy_(kept[name])
@@ -193,16 +200,16 @@ class Trainer:
         second = double(losses.second) / density
         state.interval.add(scaled, second, norm, self.watch.diverged)
 
-    def _gradients(self, batch: Batch) -> tuple[Losses, Tensor, Tensor]:
+    def _gradients(self, batch: Batch, trial: int | None = None) -> tuple[Losses, Tensor, Tensor]:
         """Gradients into the network; losses ``(B,)`` of this process, the norm, the density."""
         settings, state, world = self.settings, self.state, self.world
         state.net.train()
         state.optimiser.zero_grad()
-        terms, densities = [], []
-        size = len(batch.x0) // settings.accumulate
-        for piece in range(settings.accumulate):
+        terms, densities, pieces = [], [], trial or settings.accumulate
+        size = len(batch.x0) // pieces
+        for piece in range(pieces):
             part = batch.part(slice(piece * size, (piece + 1) * size), world.device)
-            last = piece == settings.accumulate - 1
+            last = piece == pieces - 1 and trial is None
             place = (settings.seed, state.step, world.rank, piece)
             with (
                 float32_products(tf32=settings.precision == "tf32"),
@@ -211,7 +218,7 @@ class Trainer:
                 with seeded_globally(world.device, *place):
                     losses = state.objective.losses(self.model, part)
                 total = losses.total(self.run.config.objective.ratio)
-                mean = (double(total) / part.times.density).mean() / settings.accumulate
+                mean = (double(total) / part.times.density).mean() / pieces
                 mean.backward()  # type: ignore[no-untyped-call]
             terms.append(torch.stack([losses.first, losses.second], dim=1).detach())
             densities.append(part.times.density)
@@ -232,13 +239,7 @@ class Trainer:
         culprits = indices[~torch.isfinite(scaled)] if not scaled.isfinite().all() else indices
         log.write({"step": step, "event": "diverged", "samples": culprits.tolist()})
         self.save(None)
-        named = ", ".join(map(str, culprits[:MAX_LISTED].tolist()))
-        more = f" and {len(culprits) - MAX_LISTED} more" if len(culprits) > MAX_LISTED else ""
-        raise Diverged(
-            f"the loss is not finite in step {step} (gradient norm {norm:g}; training samples "
-            f"{named}{more}); the state before it is saved in {self.run.path}: look at these "
-            "samples, or resume with a smaller train.lr or with train.clip"
-        )
+        raise Diverged.at(step, norm, culprits.tolist(), self.run.path)
 
     def _due(self, every: int) -> bool:
         """Whether something that is done at intervals is due, as it is after the last step."""

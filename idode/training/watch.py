@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
+from idode.errors import InputError
 from idode.numerics import home_of_float64
 from idode.runs.distributed import World
 
-__all__ = ["Watch"]
+__all__ = ["Diverged", "Watch"]
+
+MAX_LISTED = 8  # samples listed in a message
+
+
+class Diverged(InputError):
+    """The loss or its gradient is not finite; the state before that step is saved."""
+
+    @classmethod
+    def at(cls, step: int, norm: float, samples: list[int], folder: Path) -> Diverged:
+        """The error for a step, its norm of the gradient and the samples to blame."""
+        named = ", ".join(map(str, samples[:MAX_LISTED]))
+        more = f" and {len(samples) - MAX_LISTED} more" if len(samples) > MAX_LISTED else ""
+        return cls(
+            f"the loss is not finite in step {step} (gradient norm {norm:g}; training samples "
+            f"{named}{more}); the state before it is saved in {folder}: look at these samples, or "
+            "resume with a smaller train.lr or with train.clip"
+        )
 
 
 class Watch:

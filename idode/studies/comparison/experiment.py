@@ -27,7 +27,7 @@ from idode.sampling.samples import sample
 from idode.studies.comparison.plan import Entry, Plan
 from idode.studies.comparison.results import Result, read_result, write_result
 from idode.training.train import finetune, train
-from idode.training.trainer import Diverged
+from idode.training.watch import Diverged
 
 __all__ = ["Experiment"]
 

@@ -1,0 +1,156 @@
+"""How much memory a training step takes, found without taking it.
+
+The step is carried out on the device ``meta``, whose tensors have shapes and no content, while
+every piece of memory is counted from its first to its last use.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from idode.nets.config import CustomNetConfig
+from idode.runs.config import Config
+from idode.runs.memory import COPIES
+from idode.runs.run import build_net, diffusion_ode
+from idode.training.objective import Objective, build_density
+
+__all__ = ["StepMemory", "memory_lines", "peak_bytes", "step_memory"]
+
+HEADROOM = 1.1  # of a GPU's memory: workspaces of convolutions, and gaps between blocks
+GPUS = (24, 40, 48, 80)  # gigabytes of common ones
+PROCESSES = (1, 8)
+GIGA = 2**30
+SAMPLE = 16  # images of the step that is counted; so many that gradients of weights matter little
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes that a training step takes on one device."""
+
+    weights: int  # with their gradients, moments and average
+    image: int  # for each image that is computed with others
+
+    def needed(self, images: int) -> float:
+        """Bytes for so many images at once."""
+        return HEADROOM * (self.weights + images * self.image)
+
+    def fitting(self, memory: float) -> int:
+        """Images at once that fit into so many bytes; 0 where not even one does."""
+        return max(0, int((memory / HEADROOM - self.weights) // self.image))
+
+    def pieces(self, images: int, memory: float) -> int | None:
+        """The least ``train.accumulate`` for the images of one process; ``None`` if none fits."""
+        most = self.fitting(memory)
+        return next(
+            (n for n in range(1, images + 1) if not images % n and images // n <= most), None
+        )
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up what is alive of all memory that operations give out."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.alive = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> Any:  # noqa: ANN401  whatever the operation gives
+        found = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(found):
+            if isinstance(leaf, Tensor):
+                self._count(leaf.untyped_storage())
+        return found
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known or storage.device.type != "meta":
+            return
+        self._known.add(key)
+        self.alive += size
+        self.peak = max(self.peak, self.alive)
+        weakref.finalize(storage, self._freed, key, size)
+
+    def _freed(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.alive -= size
+
+
+def peak_bytes(step: Callable[[], object]) -> int:
+    """The most memory that is in use at once on ``meta`` by what ``step`` creates."""
+    counter = _Counter()
+    with counter:
+        step()
+    return counter.peak
+
+
+def step_memory(config: Config, net: nn.Module | None = None) -> StepMemory:
+    """The memory of one training step, for the shape of data the configuration has.
+
+    Args:
+        config: Settings.
+        net: The network where it is custom; it is not changed.
+    """
+    with torch.device("meta"):
+        built = build_net(config, net=net).train()
+    if net is not None:
+        built = built.to("meta")
+    built.requires_grad_()
+    model = diffusion_ode(built, config)
+    density = build_density(config.objective.density, model)
+    objective = Objective(config.objective, density, config.simulation)
+    levels, shape = config.model.levels, config.model.shape
+
+    images, place = SAMPLE, torch.device("meta")
+    samples = torch.zeros(images, *shape).to(torch.float32 if levels is None else torch.int32)
+    drawn = objective.draw(samples, levels, torch.Generator().manual_seed(0))
+
+    def step() -> None:
+        part = drawn.part(slice(0, images), place)
+        losses = objective.losses(model, part)
+        total = losses.total(config.objective.ratio).double() / part.times.density
+        total.mean().backward()  # type: ignore[no-untyped-call]
+
+    parameters = 4 * sum(p.numel() for p in built.parameters())
+    return StepMemory(COPIES * parameters, math.ceil(peak_bytes(step) / images))
+
+
+def memory_lines(config: Config) -> list[str]:
+    """What a GPU needs for a configuration, and what to set where it has less; for people."""
+    if isinstance(config.net, CustomNetConfig):
+        return []
+    found, train = step_memory(config), config.train
+    share = f"{found.weights / GIGA:.2f} GB for weights and optimiser"
+    lines = [f"memory of a GPU, estimated: {share}, {found.image / GIGA:.3g} GB for each image"]
+    for count in PROCESSES:
+        images = train.batch_size // count
+        if train.batch_size % count or images % train.accumulate:
+            continue
+        once = images // train.accumulate
+        needed = found.needed(once) / GIGA
+        text = (
+            f"{count} GPU{'s' if count > 1 else ''}: {once} images at once, {needed:.1f} GB each"
+        )
+        advice = [
+            f"{size} GB: "
+            + ("net.checkpointing=true" if pieces is None else f"train.accumulate={pieces}")
+            for size in GPUS
+            if size < needed
+            for pieces in [found.pieces(images, size * GIGA)]
+        ]
+        lines.append("; ".join([text, *advice]))
+    return lines

@@ -1,0 +1,145 @@
+"""Batches that do not fit into memory, and how much of it a training step takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+import idode
+from idode.batches import FittingSize
+from idode.errors import InputError
+from idode.likelihood.estimator import LikelihoodSettings
+from idode.ode.adams import Adams
+from idode.runs.config import override
+from idode.runs.presets import PRESETS
+from idode.runs.run import open_run
+from idode.training.finetuning import finetuned
+from idode.training.memory_estimate import StepMemory, memory_lines, step_memory
+from idode.training.train import finetune
+from idode.training.trainer import Trainer
+
+FULL = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def model_of(largest: int) -> tuple[idode.DiffusionODE, list[int]]:
+    """A model on a device where no more states than ``largest`` fit, and what it was given."""
+    seen: list[int] = []
+
+    def net(x: Tensor, t: Tensor) -> Tensor:
+        if len(x) > largest:
+            raise FULL
+        seen.append(len(x))
+        return 0.5 * x
+
+    shape = (2,)
+    return idode.wrap(net, "noise", "vp", levels=4, shape=shape, gamma_min=-4.0), seen
+
+
+def test_evaluation_and_sampling_halve_a_batch_that_does_not_fit_and_remember() -> None:
+    pixels = torch.randint(0, 4, (40, 2), generator=torch.Generator().manual_seed(0))
+    settings = LikelihoodSettings(solver=Adams(steps=5), batch_size=32, n_importance=2)
+    wide, _ = model_of(100)
+    narrow, seen = model_of(9)
+    whole, parts = (m.bits_per_dim(pixels, settings).per_image for m in (wide, narrow))
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-6)
+    assert max(seen) == 8  # 32, 16 and then 8 were tried
+    whole, parts = (m.sde_bound(pixels, draws=2).per_image for m in (wide, narrow))
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-6)
+    seen.clear()
+    drawn = [m.sample(20, solver=Adams(steps=5)) for m in (wide, narrow)]
+    assert torch.equal(*drawn)
+
+
+def test_what_fits_is_tried_once_and_other_errors_are_not_about_memory() -> None:
+    size, tried = FittingSize(8), []
+
+    def work(lo: int, hi: int) -> int:
+        tried.append(hi - lo)
+        if hi - lo > 3:
+            raise FULL
+        return hi - lo
+
+    assert list(size.each(10, work)) == [2] * 5
+    assert tried == [8, 4, 2, 2, 2, 2, 2]
+    assert list(size.each(4, work)) == [2, 2]
+
+    def broken(lo: int, hi: int) -> int:
+        raise RuntimeError("shapes differ")
+
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        list(size.each(4, broken))
+    with pytest.raises(InputError, match="not even one sample fits"):
+        list(FittingSize(2).each(2, lambda lo, hi: (_ for _ in ()).throw(FULL)))
+
+
+def test_training_takes_more_pieces_and_its_run_remembers(tmp_path: Path) -> None:
+    trainer = Trainer(tiny.new_run(tmp_path), tiny.dataset(), tiny.CPU)
+
+    def small_only(net: torch.nn.Module, given: tuple[Tensor, ...]) -> None:
+        if len(given[0]) > 2:
+            raise FULL
+
+    trainer.state.net.register_forward_pre_hook(small_only)
+    trainer.fit_pieces()
+    assert trainer.settings.accumulate == 4
+    trainer.train()
+    assert open_run(tmp_path).config.train.accumulate == 4
+    trainer.own = slice(0, 6)
+    trainer.settings = tiny.config("train.batch_size=6").train
+    trainer.batches = trainer.batches.__class__(0, 6, 40)
+    with pytest.raises(InputError, match="3 samples do not fit .*checkpointing=true"):
+        trainer.fit_pieces()
+
+
+def test_evaluation_and_fine_tuning_may_recompute_what_training_kept(tmp_path: Path) -> None:
+    tiny.train(tmp_path / "run", "train.steps=2", "net.depth=3")
+    how = {"data": tiny.dataset(), "limit": 2, "progress": False, "device": "cpu"}
+    fixed = LikelihoodSettings(solver=Adams(steps=4))
+    found = [
+        idode.evaluate(
+            tmp_path / "run", settings=fixed, checkpointing=on, journal=tmp_path / f"{on}", **how
+        )
+        for on in (False, True)
+    ]
+    torch.testing.assert_close(found[0].results[0].per_image, found[1].results[0].per_image)
+    settings = ["net.checkpointing=true", "train.steps=1"]
+    tuned = finetune(
+        tmp_path / "run", out=tmp_path / "tuned", data=tiny.dataset(), settings=settings,
+        device="cpu", progress=False,
+    )  # fmt: skip
+    assert tuned.config.net.checkpointing
+
+
+class TestEstimate:
+    def test_it_counts_what_is_alive_at_once(self) -> None:
+        """Twice the depth and twice the width take twice the activations; recomputing saves."""
+        base = ["net.width=32", "net.depth=4", "net.attention=none", "net.dropout=0"]
+        small, deep, wide, frugal = (
+            step_memory(override(PRESETS["cifar10-vp"], [*base, *more]))
+            for more in ([], ["net.depth=8"], ["net.width=64"], ["net.checkpointing=true"])
+        )
+        assert 1.6 < deep.image / small.image < 2
+        assert 1.9 < wide.image / small.image < 2.1
+        assert frugal.image < 0.6 * small.image
+
+    def test_the_papers_presets_fit_the_gpus_of_the_paper(self) -> None:
+        """8 A40 of 48 GB, 8 A100 of 40 GB; figures of `idode train PRESET --dry-run`."""
+        found = StepMemory(weights=int(2.27 * 2**30), image=int(0.575 * 2**30))
+        old = PRESETS["imagenet32-old-vp"].train
+        assert found.needed(old.batch_size // 8 // old.accumulate) < 40 * 2**30
+        assert found.needed(old.batch_size // 8) > 40 * 2**30
+        assert found.pieces(64, 40 * 2**30) == 2
+        assert found.fitting(2**30) == 0
+        assert found.pieces(64, 2**30) is None
+
+    def test_it_says_what_to_set(self) -> None:
+        config = override(finetuned(PRESETS["digits"]), ["train.batch_size=65536", "net.width=64"])
+        first, alone, many = memory_lines(config)
+        assert first.startswith("memory of a GPU, estimated: 0.0")
+        assert "1 GPU: 65536 images at once" in alone
+        assert "24 GB: train.accumulate=" in alone
+        assert "8 GPUs: 8192 images at once" in many
