@@ -12,6 +12,7 @@ import argparse
 import inspect
 import math
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -485,6 +486,18 @@ def ddpm_rows() -> Iterator[Row]:
         )
 
 
+def check_hub() -> None:
+    """A model that was saved by the mixin of huggingface_hub is the same when it is read."""
+    from idode.adapters.hub import HubModel
+
+    model, x = idode.load("pretrained:digits", device="cpu"), torch.randn(2, 1, 8, 8)
+    with tempfile.TemporaryDirectory() as folder:
+        HubModel.of(model).save_pretrained(folder)
+        again = HubModel.from_pretrained(folder)
+    assert torch.equal(again(x, torch.tensor(0.0)), model(x, torch.tensor(0.0)))
+    print("\nhuggingface_hub: saved and read back, the same velocity")
+
+
 def main() -> None:
     """Run all, print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -507,6 +520,7 @@ def main() -> None:
             for row in source():
                 print(row, flush=True)
                 rows.append(row)
+    check_hub()
     worst = max(row.difference for row in rows)
     print(f"\nlargest difference {worst:.1e}; goal 1e-3 nats or bits/dim")
     sys.exit(worst > 1e-3)

@@ -19,7 +19,7 @@ from idode.runs.config import Config, ModelConfig
 from idode.runs.folder import claim, clear
 from idode.runs.run import Run, save_model
 
-__all__ = ["save_pretrained"]
+__all__ = ["save_pretrained", "write_pretrained"]
 
 
 def save_pretrained(
@@ -34,7 +34,28 @@ def save_pretrained(
             other.
         force: Replace the run in that folder.
     """
-    net, clock, out = model.net, model.clock, Path(folder)
+    config, out = _config(model, Path(folder), data), Path(folder)
+    claim(out, force=force)
+    clear(out)
+    return _written(model, out, config)
+
+
+def write_pretrained(model: DiffusionODE, folder: Path) -> Run:
+    """The same into a folder that somebody else has made ready."""
+    return _written(model, folder, _config(model, folder, None))
+
+
+def _written(model: DiffusionODE, out: Path, config: Config) -> Run:
+    run = Run(out, config, None)
+    run.write_config()
+    assert isinstance(model.net, UNet | MLP)
+    save_model(out, model.net.state_dict())
+    return run
+
+
+def _config(model: DiffusionODE, out: Path, data: str | None) -> Config:
+    """The configuration that rebuilds a model; refused where none does."""
+    net, clock = model.net, model.clock
     if not isinstance(net, UNet | MLP):
         raise InputError(
             f"a {type(net).__name__} cannot be rebuilt from a configuration: networks of other "
@@ -44,7 +65,7 @@ def save_pretrained(
         raise InputError(
             "only models on this library's own clock that know the shape of a sample are saved"
         )
-    config = Config(
+    return Config(
         name=out.name,
         data=data,
         net=net.config,
@@ -58,12 +79,6 @@ def save_pretrained(
             shape=model.shape,
         ),
     )
-    claim(out, force=force)
-    clear(out)
-    run = Run(out, config, None)
-    run.write_config()
-    save_model(out, net.state_dict())
-    return run
 
 
 def _name_of(member: object, table: Mapping[str, object]) -> str:
