@@ -90,7 +90,7 @@ $(ADAPTERS)/.ready: constraints.txt
 	  torchcfm==1.0.7 flow_matching==1.0.10 zuko==1.6.0 \
 	  accelerate==1.15.0 ema-pytorch==0.8.3 torchsde==0.2.6 dctorch==0.1.2
 	$(ADAPTERS)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt \
-	  "huggingface_hub<3" importlib_metadata regex requests einops scipy jsonmerge pot psutil \
+	  torchdiffeq "huggingface_hub<3" importlib_metadata regex requests einops scipy jsonmerge pot psutil \
 	  pyyaml trampoline
 	touch $@
 
