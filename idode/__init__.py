@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from idode.adapters.adapt import adapt
     from idode.codec.compress import compress
     from idode.codec.decompress import decompress
+    from idode.detection.calibrate import calibrate
+    from idode.detection.score import score
     from idode.diffusion.model import DiffusionODE
     from idode.diffusion.wrapping import wrap
     from idode.evaluation.evaluate import evaluate
@@ -37,6 +39,7 @@ LAZY = {  # public name: module
     "LikelihoodSettings": "idode.likelihood.estimator",
     "Run": "idode.runs.run",
     "adapt": "idode.adapters.adapt",
+    "calibrate": "idode.detection.calibrate",
     "compare": "idode.studies.comparison.compare",
     "compare_models": "idode.evaluation.paired",
     "compress": "idode.codec.compress",
@@ -51,6 +54,7 @@ LAZY = {  # public name: module
     "log_prob": "idode.likelihood.log_prob",
     "report": "idode.studies.report.report",
     "sample": "idode.sampling.samples",
+    "score": "idode.detection.score",
     "train": "idode.training.train",
     "wrap": "idode.diffusion.wrapping",
 }
@@ -63,6 +67,7 @@ __all__ = [
     "Run",
     "__version__",
     "adapt",
+    "calibrate",
     "compare",
     "compare_models",
     "compress",
@@ -77,6 +82,7 @@ __all__ = [
     "log_prob",
     "report",
     "sample",
+    "score",
     "train",
     "wrap",
 ]

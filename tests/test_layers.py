@@ -32,7 +32,8 @@ LAYERS: list[tuple[str, ...]] = [
     ("evaluation",),
     ("training",),
     ("studies",),
-    ("adapters", "codec"),
+    ("adapters", "codec", "detection"),
+    ("sklearn",),
     ("cli",),
     ("__main__",),
 ]

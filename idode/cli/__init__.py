@@ -29,6 +29,8 @@ COMMANDS: Registry[ModuleType] = Registry(
         "demo": ("idode.cli.demo", "train, evaluate, sample and report on the 8x8 digits"),
         "compress": ("idode.cli.compress", "compress images without loss with a model"),
         "decompress": ("idode.cli.decompress", "restore the files of a compressed archive"),
+        "calibrate": ("idode.cli.calibrate", "what known images look like, for score"),
+        "score": ("idode.cli.score", "how unusual images are, with p-values and reasons"),
         "doctor": ("idode.cli.doctor", "versions, devices and the speed of this machine"),
         "export": ("idode.cli.export", "a run in the format of another library"),
         "import": ("idode.cli.import_checkpoint", "convert a published checkpoint to a run"),

@@ -129,7 +129,7 @@ class Mixture:
         alpha, sigma = (c.expand(len(x))[:, None, None] for c in (alpha, sigma))
         away = x[:, None, :] - alpha * self.means.to(x)
         if self.axes is not None:
-            away = (self.axes.to(x).mT @ away[..., None])[..., 0]
+            away = torch.einsum("mji,bmj->bmi", self.axes.to(x), away)
         return away, (alpha * self.stds.to(x)) ** 2 + sigma**2
 
     def _log_joint(self, x: Tensor, gamma: Tensor, schedule: Schedule) -> Tensor:
@@ -147,7 +147,7 @@ class Mixture:
         away, variance = self._along(x, gamma, schedule)
         scores = -away / variance
         if self.axes is not None:
-            scores = (self.axes.to(x) @ scores[..., None])[..., 0]
+            scores = torch.einsum("mij,bmj->bmi", self.axes.to(x), scores)
         share = torch.softmax(self._log_joint(x, gamma, schedule), dim=1)
         return share, scores, 1 / variance
 

@@ -1,0 +1,212 @@
+"""Known against unknown images: AUROC of five scores, and whether p-values are what they say.
+
+    python benchmarks/detection.py --out docs/results/detection.json
+
+Scores of all images come from the same evaluations of the network. The detectors are those that
+come with the models, calibrated on the first 4,000 test images; known images here are later ones.
+Baselines are fitted to 1,000 of the first 4,000.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageFilter
+
+import idode
+from idode.data.loading import load
+from idode.detection.calibrate import detector_of
+from idode.detection.conformal import p_values
+from idode.detection.detector import fit_normal
+from idode.detection.separation import auroc, separation
+from idode.detection.statistics import CLEAN_WORDS, Levels, measure, statistics_of
+from idode.evaluation.coder_proxies import coder_size, missing_coders
+from idode.runs.run import open_run
+
+CALIBRATED = 4000  # first test images, which the shipped detectors know
+MSMA_LEVELS = 10
+METHODS = ("ours", "plain likelihood", "likelihood - coder", "MSMA", "typicality")
+
+
+def each(images, change):
+    """A change of every channel as a picture."""
+    return np.stack(
+        [np.stack([np.asarray(change(Image.fromarray(c))) for c in im]) for im in images]
+    )
+
+
+def blurred(images, radius=1.0):
+    return each(images, lambda p: p.filter(ImageFilter.GaussianBlur(radius)))
+
+
+def jpeg(images, quality):
+    found = []
+    for image in images:
+        file = io.BytesIO()
+        picture = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
+        Image.fromarray(picture).save(file, "JPEG", quality=quality)
+        back = np.asarray(Image.open(file))
+        found.append(back[None] if back.ndim == 2 else back.transpose(2, 0, 1))
+    return np.stack(found)
+
+
+def noisy(images, spread=10, seed=1):
+    noise = np.random.default_rng(seed).normal(0, spread, images.shape)
+    return np.clip(np.round(images + noise), 0, 255).astype(np.uint8)
+
+
+def in_colour(images):
+    """Grey 28x28 images with a black border of two pixels, the same in all colours."""
+    return np.repeat(np.pad(images, ((0, 0), (0, 0), (2, 2), (2, 2))), 3, axis=1)
+
+
+def fashion_sets(known, args):
+    n = len(known)
+    return {
+        "MNIST": np.asarray(load(args.mnist).test[:n]),
+        "flipped upside down": known[:, :, ::-1],
+        "flipped left to right": known[..., ::-1],
+        "negated": 255 - known,
+        "blurred, radius 1": blurred(known),
+        "noise of 10 levels": noisy(known),
+        "shifted by 4 pixels": np.roll(known, 4, axis=3),
+    }
+
+
+def cifar_sets(known, args):
+    n, rng = len(known), np.random.default_rng(0)
+    return {
+        "MNIST in colour": in_colour(np.asarray(load(args.mnist).test[:n])),
+        "Fashion-MNIST in colour": in_colour(np.asarray(load(args.fashion).test[:n])),
+        "uniform noise": rng.integers(0, 256, known.shape).astype(np.uint8),
+        "one colour": np.broadcast_to(rng.integers(0, 256, (n, 3, 1, 1)), known.shape).astype(
+            np.uint8
+        ),
+        "noise of 10 levels": noisy(known),
+        "blurred, radius 1": blurred(known),
+        "JPEG, quality 50": jpeg(known, 50),
+        "JPEG, quality 90": jpeg(known, 90),
+        "negated": 255 - known,
+        "flipped upside down": known[:, :, ::-1],
+    }
+
+
+def norms(model, images):
+    """MSMA: sizes of the predicted noise of clean images at ten levels, ``(N, 10)``."""
+    low, high = model.gamma_min + 1, model.gamma_max - 1
+    levels = Levels(tuple(np.linspace(low, high, MSMA_LEVELS).tolist()), ())
+    columns = [i for i, s in enumerate(statistics_of(levels)) if s.words == CLEAN_WORDS[0]]
+    return measure(model, images, levels)[:, columns]
+
+
+class Scores:
+    """All five scores of images, higher for the unusual."""
+
+    def __init__(self, name, fitted):
+        run = open_run(name)
+        self.model = run.model("cpu")
+        self.detector = detector_of(run, self.model)
+        self.coder = "PNG" if "JPEG XL" in missing_coders(fitted) else "JPEG XL"
+        self.msma = fit_normal(norms(self.model, fitted))
+        values = measure(self.model, fitted, self.detector.levels)
+        self.typical = float(self.detector.bits(values).mean())
+
+    def __call__(self, images):
+        images = np.ascontiguousarray(images)
+        values = measure(self.model, images, self.detector.levels)
+        bits = self.detector.bits(values)
+        return dict(
+            zip(
+                METHODS,
+                (
+                    self.detector.normal.score(values),
+                    bits,
+                    bits - coder_size(self.coder, images),
+                    self.msma.score(norms(self.model, images)),
+                    np.abs(bits - self.typical),
+                ),
+                strict=True,
+            )
+        )
+
+
+def table(name, spec, sets, args):
+    test, began = np.asarray(load(spec).test), time.perf_counter()
+    fitted = test[: args.fitted]
+    known = test[CALIBRATED : CALIBRATED + args.images]
+    scores = Scores(name, fitted)
+    base = scores(known)
+    rows = {}
+    for label, images in sets(known, args).items():
+        found = scores(images)
+        ours = separation(base["ours"], found["ours"])
+        rows[label] = {m: auroc(base[m], found[m]) for m in METHODS}
+        rows[label]["interval"] = [ours.auroc.low, ours.auroc.high]
+        rows[label]["FPR at 95% TPR"] = ours.fpr_at_95_tpr.value
+        others = [f"{rows[label][m]:.3f}" for m in METHODS[1:]]
+        print(f"{name} | {label} | {ours.auroc} | {' | '.join(others)}", flush=True)
+    return {
+        "sets": rows, "images": args.images, "fitted": args.fitted, "coder": scores.coder,
+        "calibration": scores.detector.about, "nfe": scores.detector.levels.nfe,
+        "seconds": time.perf_counter() - began,
+    }  # fmt: skip
+
+
+def held_out(name, spec, count):
+    """Shares of p-values of known images below some levels, and their binomial errors."""
+    run = open_run(name)
+    model = run.model("cpu")
+    detector = detector_of(run, model)
+    images = np.asarray(load(spec).test[CALIBRATED : CALIBRATED + count])
+    p = p_values(detector.normal.score(measure(model, images, detector.levels)), detector.known)
+    found = {}
+    for level in (0.01, 0.05, 0.1):
+        share = float((p <= level).mean())
+        drawn = (level * (1 - level) / len(p)) ** 0.5
+        calibrated = (level * (1 - level) / len(detector.known)) ** 0.5
+        found[str(level)] = {
+            "share": share,
+            "binomial": drawn,
+            "with calibration": float(np.hypot(drawn, calibrated)),
+        }
+        print(
+            f"{name} | p <= {level} | {share:.4f} ± {drawn:.4f} | {np.hypot(drawn, calibrated):.4f}",
+            flush=True,
+        )
+    return {"images": len(images), "counted": len(detector.known), "shares": found}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cifar10", default="cifar10")
+    parser.add_argument("--fashion", default="fashion-mnist")
+    parser.add_argument("--mnist", default="mnist")
+    parser.add_argument("--images", type=int, default=200, help="of every set")
+    parser.add_argument("--fitted", type=int, default=1000, help="for the baselines")
+    parser.add_argument("--held-out", type=int, default=2000, help="known images for p-values")
+    parser.add_argument("--only", choices=("fashion", "cifar10"))
+    parser.add_argument("--out", type=Path, help="write all figures as JSON")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    jobs = {
+        "fashion": ("pretrained:fashion-mnist-small", args.fashion, fashion_sets),
+        "cifar10": ("pretrained:cifar10-small", args.cifar10, cifar_sets),
+    }
+    found = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    found["idode"] = idode.__version__
+    for key, (name, spec, sets) in jobs.items():
+        if args.only in (None, key):
+            found[key] = table(name, spec, sets, args)
+            found[key]["p-values"] = held_out(name, spec, args.held_out)
+            if args.out:
+                args.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

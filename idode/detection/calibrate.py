@@ -1,0 +1,157 @@
+"""``idode.calibrate``: what known images look like to a model, kept with its run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from idode.data.loading import default_root
+from idode.data.memory import Data
+from idode.detection.detector import FILE, Detector, error_terms, fit_normal
+from idode.detection.images import check_model
+from idode.detection.statistics import levels_for, measure
+from idode.diffusion.model import DiffusionODE
+from idode.errors import InputError
+from idode.evaluation.likelihood import sde_bound
+from idode.evaluation.run_store import model_hash
+from idode.progress import LateBar
+from idode.runs import pretrained
+from idode.runs.distributed import best_device
+from idode.runs.run import Run, open_run
+
+__all__ = ["calibrate", "detector_of", "fit_detector", "kept_detector"]
+
+LIMIT = 4000  # known images by default
+LEAST = 20
+BITS_IMAGES, BITS_DRAWS = 96, 32  # for which the bits/dim are computed in earnest
+
+
+def calibrate(
+    run: Run | Path | str,
+    *,
+    data: Data | None = None,
+    split: str = "test",
+    limit: int | None = None,
+    seed: int = 0,
+    out: Path | None = None,
+    device: str | None = None,
+    progress: bool = True,
+) -> Detector:
+    """Measure known images and keep their statistics with the run, for :func:`idode.score`.
+
+    The images must be new to the model: of a data set its test split. One half is for the density
+    of the statistics, the other for p-values.
+
+    Args:
+        run: A run folder, ``pretrained:NAME`` or ``diffusers:FOLDER``.
+        data: Known images: a spec, a data set or a pair of arrays; by default that of the run.
+        split: Of the data: test or train.
+        limit: The first so many images, 4000 by default.
+        seed: Of the noise, and of the division into halves.
+        out: Another file to keep the result in.
+        device: Such as ``"cpu"``; by default the best available.
+        progress: Show a bar on stderr.
+    """
+    opened = open_run(run)
+    model = opened.model(best_device(device))
+    check_model(model)
+    dataset = opened.load_data(data)
+    images = np.asarray((dataset.train if split == "train" else dataset.test)[: limit or LIMIT])
+    about = {
+        "model": model_hash(opened, model),
+        "data": dataset.identity.name,
+        "sha256": dataset.identity.sha256,
+        "split": split,
+    }
+    found = fit_detector(model, images, seed=seed, about=about, progress=progress)
+    found.save(out or _own_file(opened, model))
+    return found
+
+
+def fit_detector(
+    model: DiffusionODE,
+    images: NDArray[np.uint8],
+    *,
+    seed: int = 0,
+    about: Mapping[str, str] | None = None,
+    progress: bool = False,
+) -> Detector:
+    """A detector for a model in memory.
+
+    Args:
+        model: Of images.
+        images: Known images ``(N, C, H, W)`` that the model was not trained on.
+        seed: Of the noise, and of the division into halves.
+        about: What to say about model and images.
+        progress: Show a bar on stderr.
+    """
+    if len(images) < LEAST:
+        raise InputError(
+            f"got {len(images)} known images: a calibration needs at least {LEAST}, and a p-value "
+            "of 0.01 at least 200"
+        )
+    levels = levels_for(model, seed)
+    with LateBar(" images", not progress, len(images), name="known images") as bar:
+        values = measure(model, images, levels, bar.update)
+    order = np.random.default_rng(seed).permutation(len(images))
+    fitted, counted = order[::2], order[1::2]
+    normal = fit_normal(values[fitted])
+    some = fitted[:BITS_IMAGES]
+    bound = sde_bound(model, images[some], draws=BITS_DRAWS).per_image.numpy()
+    weights, error = _quadrature(error_terms(levels, values[some]), bound)
+    said = {"fitted": len(fitted), "counted": len(counted), **(about or {})}
+    known = np.sort(normal.score(values[counted]))
+    return Detector(levels, normal, known, weights, error, said)
+
+
+def _quadrature(
+    terms: NDArray[np.float64], bits: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], float]:
+    """Weights of the few noise levels that come closest to the bound by many, and the error left.
+
+    They are not negative: an image that is wrong at any level costs more bits.
+    """
+    from scipy.optimize import nnls
+
+    weights, _ = nnls(terms, bits)
+    free = max(1, len(bits) - terms.shape[1])
+    return np.asarray(weights), float(np.sqrt(np.sum((terms @ weights - bits) ** 2) / free))
+
+
+def detector_of(run: Run, model: DiffusionODE) -> Detector:
+    """The detector kept with a run, refused where it is of other weights."""
+    own, cached = run.path / FILE, _cache(run, model)
+    places = [file for file in (cached, own) if file.is_file()]
+    if not places:
+        raise InputError(
+            f"{run.path} is not calibrated: run `idode calibrate {run.path}` with known images"
+        )
+    found = Detector.load(places[0])
+    if found.about.get("model") != model_hash(run, model):
+        raise InputError(
+            f"{places[0]} belongs to other weights than those of {run.path}: calibrate again"
+        )
+    return found
+
+
+def kept_detector(run: Run, model: DiffusionODE, file: Path | None) -> Detector:
+    """The detector in a file, or that of the run."""
+    return detector_of(run, model) if file is None else Detector.load(file)
+
+
+def _own_file(run: Run, model: DiffusionODE) -> Path:
+    """With the run, or in the cache where that cannot be written."""
+    writable = run.path not in pretrained().values() and os.access(run.path, os.W_OK)
+    if writable:
+        return run.path / FILE
+    file = _cache(run, model)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file
+
+
+def _cache(run: Run, model: DiffusionODE) -> Path:
+    return default_root() / "detectors" / f"{model_hash(run, model)[:16]}.safetensors"

@@ -1,0 +1,158 @@
+"""A page about scores: one self-contained HTML file with histogram, ROC and unusual images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import from_numpy
+
+from idode import __version__
+from idode.detection.conformal import Vector
+from idode.detection.score import Labelled, Scores
+from idode.detection.separation import roc
+from idode.sampling.pictures import to_bytes
+from idode.studies.report.figures import BLUE, FAINT, INK, WIDTH, png
+from idode.studies.report.page import Section, Table, render_html
+
+__all__ = ["Unusual", "histogram", "page"]
+
+COLUMNS = 6  # pairs of image and map in a row
+DIGITS = 5
+
+
+class Unusual:
+    """The most unusual images, their maps over pixels, and their places in the scores.
+
+    Args:
+        order: Places, most unusual first.
+        images: ``(n, C, H, W)``.
+        maps: Bits of every pixel ``(n, H, W)``.
+        levels: Grey levels of the images.
+    """
+
+    def __init__(
+        self, order: Sequence[int], images: NDArray[np.uint8], maps: Vector, levels: int
+    ) -> None:
+        self.order, self.maps = list(order), maps
+        self.pictures = to_bytes(from_numpy(np.ascontiguousarray(images)), levels)
+
+
+def page(
+    scores: Scores, known: Vector, unusual: Unusual, facts: dict[str, str], title: str,
+    labelled: Labelled | None = None,
+) -> str:  # fmt: skip
+    """The page as HTML; every text in it is escaped.
+
+    Args:
+        scores: Of the images.
+        known: Scores of the known images of the calibration.
+        unusual: The images to show.
+        facts: Names and values of the first table.
+        title: Heading.
+        labelled: Where labels are known.
+    """
+    sections = [_histogram_section(scores, known)]
+    if labelled is not None:
+        sections.append(_roc_section(labelled))
+    sections += [_gallery_section(scores, unusual), _table_section(scores, unusual)]
+    return render_html(
+        title, str(scores), facts, sections, f"idode {__version__}", about="The calibration"
+    )
+
+
+def histogram(scores: Vector, known: Vector) -> Figure:
+    """Scores of the images against those of known images; outliers are in the last bin."""
+    figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+    ax = figure.add_subplot()
+    top = float(np.quantile(known, 0.5) + 3 * (known.max() - np.quantile(known, 0.5)))
+    edges = np.linspace(min(known.min(), scores.min()), top, 50).tolist()
+    for values, colour, name in ((known, FAINT, "known images"), (scores, BLUE, "these images")):
+        inside = np.minimum(values, top)
+        share = np.full(len(values), 1 / len(values))
+        ax.hist(inside, edges, weights=share, color=colour, alpha=0.65, label=name)
+    ax.set_xlabel("score (the last bin holds all that are higher)", color=INK)
+    ax.set_ylabel("share of images", color=INK)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False)
+    return figure
+
+
+def _histogram_section(scores: Scores, known: Vector) -> Section:
+    return Section(
+        "histogram",
+        "Scores",
+        f"{len(scores.names)} images against {len(known)} known images. The p-value of an image "
+        "is the share of known images with at least its score.",
+        png(histogram(scores.score, known)),
+    )
+
+
+def _roc_section(labelled: Labelled) -> Section:
+    figure = Figure(figsize=(WIDTH / 2, WIDTH / 2), layout="constrained")
+    ax = figure.add_subplot()
+    ax.plot(*roc(labelled.known, labelled.unknown), color=BLUE, linewidth=1.8)
+    ax.plot([0, 1], [0, 1], color=FAINT, linewidth=1, linestyle="--")
+    ax.set_xlabel("known images flagged", color=INK)
+    ax.set_ylabel("unknown images flagged", color=INK)
+    found = labelled.separation
+    rows = (
+        ("AUROC", str(found.auroc)),
+        ("AUPR, unknown as positive", str(found.aupr)),
+        ("false positives at 95% true positives", str(found.fpr_at_95_tpr)),
+    )
+    return Section(
+        "roc",
+        "Known against unknown images",
+        f"{found.known} known and {found.unknown} unknown images; in brackets 95% bootstrap "
+        "intervals.",
+        png(figure),
+        Table(("measure", "value"), rows),
+    )
+
+
+def _gallery_section(scores: Scores, unusual: Unusual) -> Section:
+    rows = max(1, -(-len(unusual.order) // COLUMNS))
+    figure = Figure(figsize=(WIDTH, 1.75 * rows + 0.2), layout="constrained")
+    axes = figure.subplots(rows, 2 * COLUMNS, squeeze=False)
+    for ax in axes.flat:
+        ax.set_axis_off()
+    for place, i in enumerate(unusual.order):
+        row, column = divmod(place, COLUMNS)
+        image, map_ax = axes[row, 2 * column], axes[row, 2 * column + 1]
+        picture = unusual.pictures[place]
+        shown = picture[..., 0] if picture.shape[-1] == 1 else picture
+        image.imshow(shown, cmap="gray", vmin=0, vmax=255)
+        map_ax.imshow(unusual.maps[place], cmap="magma", vmin=0)
+        image.set_title(f"#{place + 1}  p = {scores.p_value[i]:.3g}", fontsize=7, loc="left")
+    return Section(
+        "unusual",
+        "Most unusual images",
+        "Beside each image, where its bits are: bright pixels cost most. Numbers refer to the "
+        "table below.",
+        png(figure),
+    )
+
+
+def _table_section(scores: Scores, unusual: Unusual) -> Section:
+    rows = tuple(
+        (
+            f"#{place + 1} {scores.names[i]}",
+            f"{scores.score[i]:.{DIGITS}g}",
+            f"{scores.p_value[i]:.3g}",
+            f"{scores.bits_per_dim[i]:.3f} ± {scores.bits_error:.3f}",
+            ("yes" if scores.flagged[i] else "no") + (", found" if scores.discovered[i] else ""),
+            scores.reasons[i],
+        )
+        for place, i in enumerate(unusual.order)
+    )
+    header = ("image", "score", "p-value", "bits/dim", "flagged", "most unusual")
+    return Section(
+        "table",
+        "Reasons",
+        f"Flagged: p-value at most {scores.level:g}. Found: also at a false discovery rate of "
+        f"{scores.rate:g}. The error of bits/dim is its root mean square on known images.",
+        table=Table(header, rows),
+    )
