@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING
 from idode.registry import Registry
 
 if TYPE_CHECKING:
-    from idode.likelihood.dequantization import Dequantization
+    from idode.likelihood.dequantization import (
+        Continuous,
+        Dequantization,
+        TruncatedNormal,
+        Uniform,
+        Variational,
+    )
 
-__all__ = ["DEQUANTIZATIONS"]
+__all__ = ["DEQUANTIZATIONS", "Continuous", "TruncatedNormal", "Uniform", "Variational"]
 
 DEQUANTIZATIONS: Registry[type[Dequantization]] = Registry(
     "dequantization",
@@ -21,3 +27,7 @@ DEQUANTIZATIONS: Registry[type[Dequantization]] = Registry(
         "none": ("idode.likelihood.dequantization:Continuous", "for continuous data"),
     },
 )
+
+
+def __getattr__(name: str) -> object:
+    return DEQUANTIZATIONS.by_attribute(name)

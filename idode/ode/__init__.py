@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from idode.registry import Registry
 
 if TYPE_CHECKING:
-    from idode.ode.divergence import Probe
-    from idode.ode.solvers import Solver
+    from idode.ode.adams import Adams
+    from idode.ode.divergence import Gaussian, Probe, Rademacher
+    from idode.ode.dormand_prince import Dopri5
+    from idode.ode.solvers import RK4, Solver
 
-__all__ = ["PROBES", "SOLVERS"]
+__all__ = ["PROBES", "RK4", "SOLVERS", "Adams", "Dopri5", "Gaussian", "Rademacher"]
 
 SOLVERS: Registry[type[Solver]] = Registry(
     "solver",
@@ -27,3 +29,10 @@ PROBES: Registry[type[Probe]] = Registry(
         "gaussian": "idode.ode.divergence:Gaussian",
     },
 )
+
+
+def __getattr__(name: str) -> object:
+    try:
+        return SOLVERS.by_attribute(name)
+    except AttributeError:
+        return PROBES.by_attribute(name)

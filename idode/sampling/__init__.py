@@ -12,9 +12,11 @@ from idode.ode import SOLVERS
 if TYPE_CHECKING:
     from idode.ode.solvers import Solver
     from idode.registry import Registry
+    from idode.sampling.ancestral import Ancestral
+    from idode.sampling.dpm import DPM
     from idode.sampling.samplers import Sampler
 
-__all__ = ["SAMPLERS"]
+__all__ = ["DPM", "SAMPLERS", "Ancestral"]
 
 SAMPLERS: Registry[type[Solver] | type[Sampler]] = SOLVERS.extended(
     "sampler",
@@ -23,3 +25,7 @@ SAMPLERS: Registry[type[Solver] | type[Sampler]] = SOLVERS.extended(
         "ancestral": ("idode.sampling.ancestral:Ancestral", "the SDE, step by step"),
     },
 )
+
+
+def __getattr__(name: str) -> object:
+    return SAMPLERS.by_attribute(name)
