@@ -7,10 +7,12 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 import torch
+from forking import FIRST_STEPS
 
 from idode.diffusion import exact
 from idode.diffusion.schedules import SCHEDULES
 from idode.nets.layers import Conv, Dense
+from idode.ode import calibration
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 # Whether an example is slow depends on who else is at the machine.
@@ -71,6 +73,24 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+# Files whose subject is the search for a grid, or a result to the accuracy that it promises.
+SEARCHING = {
+    "test_coverage.py",
+    "test_nodes.py",
+    "test_ode.py",
+    "test_wrap.py",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_search(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Elsewhere it begins with fewer steps: its first rounds cost more than all the rest."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.name not in SEARCHING:
+            patch.setattr(calibration, "FIRST", FIRST_STEPS)
+        yield
 
 
 @pytest.fixture

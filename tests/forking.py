@@ -23,6 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT = 120.0
+FIRST_STEPS = 8  # of the search for a grid, as conftest.py has them in this process
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,9 @@ def serve() -> None:
     import torch
     import torch._dynamo  # which every optimiser imports at its first step
 
+    from idode.ode import calibration
+
+    calibration.FIRST = FIRST_STEPS
     torch.set_num_threads(1)
     for line in sys.stdin:
         print(json.dumps(carry_out(json.loads(line))), flush=True)

@@ -64,7 +64,7 @@ def test_one_image_has_an_error_bar_too(run: Path, tmp_path: Path) -> None:
 
 def test_the_table_of_bounds_has_nine_cells(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.json"
-    arguments = ["--bounds", "--limit", "2", "--quiet", "--tolerance", "0.5"]
+    arguments = ["--bounds", "--limit", "2", "--quiet", "--steps", "8"]
     assert main(["evaluate", str(run), *arguments, "--json", str(out)]) == 0
     cells = [
         (r["settings"]["dequantization"]["kind"], r["settings"]["n_importance"])

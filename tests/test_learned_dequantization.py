@@ -300,7 +300,7 @@ class TestCommand:
         copy, out = tmp_path / "copy", tmp_path / "r.json"
         assert dequantize(run, "--out", str(copy)) == 0
         assert not (run / DEQUANTIZER).exists()
-        words = ["--limit", "1", "--quiet", "--tolerance", "0.5", "--json", str(out)]
+        words = ["--limit", "1", "--quiet", "--steps", "8", "--json", str(out)]
         assert main(["evaluate", str(copy), "--dequantization", "learned", *words]) == 0
         (result,) = json.loads(out.read_text())["results"]
         assert result["settings"]["dequantization"]["kind"] == "learned"

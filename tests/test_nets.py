@@ -282,6 +282,7 @@ def load_benchmark():
     return module
 
 
+@pytest.mark.once
 def test_memory_with_checkpointing_grows_with_the_root_of_depth():
     benchmark = load_benchmark()
     plain = UNetConfig(width=32, depth=8, attention="none")

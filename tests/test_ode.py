@@ -127,6 +127,7 @@ def test_calibration_meets_its_tolerance_and_puts_steps_where_it_is_rough() -> N
         assert inside > 0.4  # a fifth of the way
 
 
+@pytest.mark.once
 def test_calibration_gives_up_early_on_a_field_no_grid_resolves_and_says_by_how_much() -> None:
     # The search places nodes by what it sees of the noise, so a last bit moves them all. What a
     # mean over 500 samples is does not depend on where they lie; that over 16 would.
@@ -148,6 +149,7 @@ def test_calibration_gives_up_early_on_a_field_no_grid_resolves_and_says_by_how_
     assert found.square().mean().sqrt().item() == pytest.approx(tuned.rms_error, rel=0.7)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("waves", [20, 80, 100])
 def test_calibration_goes_on_until_it_has_seen_the_waves_of_a_field(waves: int) -> None:
     x = torch.linspace(-1, 1, 8, dtype=torch.float64)[:, None]
@@ -228,6 +230,7 @@ def test_dormand_prince_takes_the_steps_of_scipy(ends: tuple[float, float]) -> N
         assert ours == theirs
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["digits", "cifar10-small"])
 def test_evaluations_of_a_likelihood_are_those_of_the_authors_solver(name: str) -> None:
     """Within 3%; a step that is just taken or just not is a matter of the last bits."""

@@ -356,7 +356,7 @@ class TestPrecision:
 
 
 class TestKeptCalibration:
-    SETTINGS = LikelihoodSettings(solver=Adams(tolerance=0.5))
+    SETTINGS = LikelihoodSettings(solver=Adams(tolerance=0.2))
 
     def test_a_second_evaluation_does_not_search_again(self, run: Path, tmp_path: Path) -> None:
         own = shutil.copytree(run, tmp_path / "run")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from test_docs import fences
 from test_layers import ROOT
+from test_report import SMALL as SMALL_REPORT
 
 import idode
 from idode.ode.adams import Adams
@@ -23,6 +24,7 @@ SHORTER = {
     "model.log_prob(states)": "model.log_prob(states, solver=two_steps)",
     "model.bits_per_dim(images)": "model.bits_per_dim(images, coarse)",
     "steps=700": "steps=3",
+    "idode.evaluate(run)": "idode.evaluate(run, limit=4, settings=coarse)",
 }
 # The preset that it trains, with a small network and few steps of fine-tuning.
 SMALL = ["net.width=8", "net.depth=1", "net.groups=2", "finetune.steps=2"]
@@ -36,6 +38,8 @@ def run_first_code(
     ``images`` and ``states``, which the reader has, are one picture of a gradient and noised data.
     """
     monkeypatch.chdir(tmp_path)
+    if shorter:
+        monkeypatch.setattr("idode.studies.report.report.FAST", SMALL_REPORT)
     monkeypatch.setenv("IDODE_DATA", str(tmp_path / "data"))
     monkeypatch.setitem(PRESETS, "digits", override(PRESETS["digits"], SMALL))
     code = fences(ROOT / "README.md", "python")[0]

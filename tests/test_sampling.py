@@ -85,6 +85,7 @@ class TestDistribution:
         ("solver", "steps"), [("dopri5", None), ("adams", 60), ("dpm", 40), ("ancestral", 200)]
     )
 
+    @pytest.mark.once
     @how
     @ALL_SCHEDULES
     def test_samples_have_the_mixtures_distribution(
@@ -102,6 +103,7 @@ class TestDistribution:
         # It must tell another distribution from the truth, or it shows nothing.
         assert far_from(1.2 * x, truth, directions) > 5
 
+    @pytest.mark.once
     def test_ancestral_covariance_is_the_mixtures(self, mixture: exact.Mixture) -> None:
         x = walk(mixture.ode(VariancePreserving(), *ENDS), 4000, 300)
         w = mixture.log_weights.exp()
@@ -157,6 +159,7 @@ class TestDistribution:
 class TestPaths:
     """ODE solvers are maps: the same latent gives the same sample."""
 
+    @pytest.mark.once
     @pytest.mark.parametrize("name", SCHEDULES)
     def test_every_solver_reaches_the_end_of_the_same_path(
         self, name: str, mixture: exact.Mixture
@@ -171,6 +174,7 @@ class TestPaths:
         ):
             assert (decode(model, z, solver).x - truth).abs().max() < error
 
+    @pytest.mark.once
     def test_dpm_is_of_second_order(self, mixture: exact.Mixture) -> None:
         model = mixture.ode(VariancePreserving(), -6.0, 6.0)
         z = latents(model, (3,), range(16), seed=3, dtype=torch.float64)
@@ -193,6 +197,7 @@ class TestPaths:
         torch.testing.assert_close(one.x, truth, atol=1e-10, rtol=0)
         assert one.nfe == 1
 
+    @pytest.mark.once
     def test_dpm_runs_in_either_direction(self, mixture: exact.Mixture) -> None:
         model = mixture.ode(VariancePreserving(), -6.0, 6.0)
         z = latents(model, (3,), range(4), seed=0, dtype=torch.float64)
@@ -209,6 +214,7 @@ class TestPaths:
 
 
 class TestLikelihood:
+    @pytest.mark.once
     @pytest.mark.parametrize("solver", ["dopri5", "adams", "dpm"])
     def test_log_p_of_a_sample_is_its_density(self, solver: str, mixture: exact.Mixture) -> None:
         model = mixture.ode(VariancePreserving(), -6.0, 20.0)
@@ -224,6 +230,7 @@ class TestLikelihood:
         torch.testing.assert_close(drawn.log_p, again, atol=tolerance, rtol=0)
         torch.testing.assert_close(drawn.bits_per_dim, -drawn.log_p / (3 * math.log(2)))
 
+    @pytest.mark.once
     def test_probes_average_to_the_exact_value(self, mixture: exact.Mixture) -> None:
         model = mixture.ode(VariancePreserving(), -4.0, 6.0)
         how = {"solver": "adams", "steps": 30, "likelihood": True}
@@ -234,6 +241,7 @@ class TestLikelihood:
         assert (many.log_p - truth.log_p).abs().max() < 0.7
         assert (draw(model, 4, probes=1, **how).log_p - truth.log_p).abs().max() > 1e-3
 
+    @pytest.mark.once
     def test_bits_of_lattice_samples_are_their_code_lengths(self) -> None:
         g = torch.Generator().manual_seed(2)
         pixels = torch.unique(torch.randint(0, 8, (12, 3), generator=g), dim=0)

@@ -72,6 +72,7 @@ def test_nothing_is_nan_or_out_of_range_in_float32(name: str, span: tuple[float,
         assert torch.isfinite(quantity(torch.linspace(*span, 1001))).all()
 
 
+@pytest.mark.once
 @every
 @torch.no_grad()
 def test_density_is_the_slope_of_the_distribution_function(name: str) -> None:
@@ -82,6 +83,7 @@ def test_density_is_the_slope_of_the_distribution_function(name: str) -> None:
     torch.testing.assert_close(mass, density.cdf(gamma), atol=1e-8, rtol=0)
 
 
+@pytest.mark.once
 @every
 @pytest.mark.parametrize("low_discrepancy", [True, False])
 @torch.no_grad()
@@ -162,6 +164,7 @@ class TestVariance:
         assert measured.total == pytest.approx(direct, rel=0.05)
         assert measured.per_level.shape == measured.gamma.shape == (64,)
 
+    @pytest.mark.once
     def test_designed_lowers_it_and_adaptive_ends_at_or_below(self) -> None:
         g = torch.Generator().manual_seed(0)
         adaptive = Adaptive(self.lo, self.hi, generator=g)
