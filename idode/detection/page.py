@@ -76,7 +76,7 @@ def histogram(scores: Vector, known: Vector) -> Figure:
     ax.set_xlabel("score (the last bin holds all that are higher)", color=INK)
     ax.set_ylabel("share of images", color=INK)
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False)
+    ax.legend(frameon=False, loc="upper right")
     return figure
 
 

@@ -34,7 +34,8 @@ __all__ = ["REPORT_FILES", "REPORT_PICTURES", "claim", "clear", "settle", "writi
 # A folder is a run as long as it has the first, which is therefore moved or removed last.
 RUN_FILES = (
     *(CONFIG, METRICS, MODEL, DEQUANTIZER, CHECKPOINTS, SAMPLES, EVALUATIONS, "tensorboard"),
-    *("calibration.json", "codec.safetensors"),  # of evaluation and compression, which use runs
+    # Of evaluation, compression and detection, which use runs.
+    *("calibration.json", "codec.safetensors", "detector.safetensors"),
 )
 REPORT_PICTURES = (
     "training",

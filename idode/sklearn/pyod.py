@@ -117,7 +117,7 @@ class PyODDetector(BaseEstimator):  # type: ignore[misc]
         below = np.searchsorted(np.sort(self.decision_scores_), scores, side="right")
         share = (1 + below) / (2 + n)
         sure = 1 - binom.cdf(n - int(n * self.contamination), n, share)
-        return np.where(scores > self.threshold_, sure, 1 - sure)
+        return np.asarray(np.where(scores > self.threshold_, sure, 1 - sure))
 
     def predict_rank(self, X: ArrayLike, normalized: bool = False) -> Matrix:
         """Rank of each row among those of ``fit``; higher is more unusual."""
