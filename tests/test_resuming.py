@@ -30,7 +30,8 @@ from idode.runs.run import open_run, save_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FAST = ["--split", "train", "--limit", "7", "--batch-size", "2", "--draws", "2"]
-FAST += ["--solver", "dopri5", "--tolerance", "0.01"]  # no grid to be found first
+UNSEARCHED = ("--steps", "4")  # no grid to be found first
+SEARCHED = ("--tolerance", "0.2")
 LINES = 1 + 4 + 1 + 4  # header, SDE batches, pilot, ODE batches
 
 PLAIN = Codec[dict](lambda value: value, lambda record: dict(record))
@@ -44,9 +45,9 @@ def run(tmp_path_factory) -> Path:
     return folder / "run"
 
 
-def words(run: Path, *more: object) -> list[str]:
+def words(run: Path, *more: object, solver: tuple[str, ...] = UNSEARCHED) -> list[str]:
     spec = f"npy:{run.parent / 'images.npy'}?levels=4"
-    return ["evaluate", str(run), "--data", spec, *FAST, *map(str, more)]
+    return ["evaluate", str(run), "--data", spec, *FAST, *solver, *map(str, more)]
 
 
 def numbers(file: Path) -> dict:
@@ -69,7 +70,7 @@ class TestStopped:
     def test_kill_9_again_and_again_costs_no_digit(self, run, tmp_path: Path) -> None:
         def command(name: str) -> list[str]:
             out = ("--json", tmp_path / f"{name}.json", "--journal", tmp_path / f"{name}.jsonl")
-            return words(run, "--solver", "adams", "--tolerance", "0.05", *out)
+            return words(run, *out, solver=SEARCHED)
 
         assert forks().run(*command("whole"), root=tmp_path).codes == [0]
         for lines in (1, 3, 6, 8):
@@ -150,7 +151,7 @@ class TestPlace:
         assert "SDE bound: resuming after 4 of 7 images" in text
         assert "calibrating tn" in text
         assert journal.read_text().startswith(before)
-        for change in (["--seed", "1"], ["--tolerance", "0.02"], ["--split", "test"]):
+        for change in (["--seed", "1"], ["--steps", "5"], ["--split", "test"]):
             count = len(list(home.iterdir()))
             assert main(words(run, "--limit", "1", *change, "--quiet")) == 0
             assert len(list(home.iterdir())) == count + 1

@@ -482,7 +482,7 @@ class TestTrouble:
         """Moments are drawn anew in every run of the tests; the outcome never depends on them."""
         np.save(tmp_path / "x.npy", tiny.images())
         command = ["train", "digits", "--data", f"npy:{tmp_path / 'x.npy'}?levels=4", *tiny.FLAGS]
-        for setting in (*ALL_AT_ONCE, "train.steps=48", "train.checkpoint_every=4"):
+        for setting in (*ALL_AT_ONCE, "train.steps=24", "train.checkpoint_every=2"):
             command += ["--set", setting]
         whole, parts = tmp_path / "whole", tmp_path / "parts"
         start = time.monotonic()
@@ -502,7 +502,7 @@ class TestTrouble:
         ended = forks().run(*command, root=tmp_path)
         assert ended.codes == [0], ended.text
         assert killed >= 4
-        assert state_bytes(whole, 48) == state_bytes(parts, 48)
+        assert state_bytes(whole, 24) == state_bytes(parts, 24)
         assert without_pace(whole) == without_pace(parts)
         assert (whole / "model.safetensors").read_bytes() == (
             parts / "model.safetensors"
