@@ -16,8 +16,10 @@ import torch
 from forking import ROOT, forks
 from safetensors.torch import load_file
 
+from idode.data import load
 from idode.errors import InputError
 from idode.runs.distributed import World, best_device
+from idode.sampling.fid import FIDReference
 from idode.training import checkpoint
 
 # The learned density feeds back on the times, so a loss seen by one process only would show.
@@ -38,19 +40,19 @@ def metrics(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def compare(tmp_path: Path, *settings: str) -> int:
-    """Train with one process and with two; the number of losses that agree, which is all."""
-    for ranks in (1, 2):
+def compare(tmp_path: Path, *settings: str, many: int = 2) -> int:
+    """Train with one process and with many; the number of losses that agree, which is all."""
+    for ranks in (1, many):
         words = command(tmp_path, f"{ranks}", *settings)
         ended = forks().run(*words, root=tmp_path, ranks=ranks)
         assert ended.codes == [0] * ranks, ended.text
-    one, two = metrics(tmp_path / "1"), metrics(tmp_path / "2")
+    one, two = metrics(tmp_path / "1"), metrics(tmp_path / f"{many}")
     for a, b in zip(one, two, strict=True):
         assert b["loss"] == pytest.approx(a["loss"], abs=1e-5)
         assert ("held_out" in a) == ("held_out" in b)
         if "held_out" in a:
             assert b["held_out"] == pytest.approx(a["held_out"], abs=1e-5)
-    models = [load_file(tmp_path / name / "model.safetensors") for name in "12"]
+    models = [load_file(tmp_path / f"{n}" / "model.safetensors") for n in (1, many)]
     for name, value in models[0].items():
         torch.testing.assert_close(models[1][name], value, rtol=1e-3, atol=1e-5)
     return len(two)
@@ -61,7 +63,7 @@ def test_two_processes_learn_as_one_does(tmp_path: Path) -> None:
 
 
 def test_the_second_order_differentiates_twice_through_the_shared_network(tmp_path: Path) -> None:
-    assert compare(tmp_path, "objective.order=2", "train.steps=5") == 5
+    assert compare(tmp_path, "objective.order=2", "train.steps=5", many=4) == 5
 
 
 def test_both_processes_stop_after_the_same_step_and_one_goes_on(tmp_path: Path) -> None:
@@ -138,6 +140,37 @@ def test_one_process_goes_on_where_two_were_killed(tmp_path: Path) -> None:
     assert measured(tmp_path / "part.json") == measured(tmp_path / "whole.json")
     kept = [p.read_text().splitlines()[1:] for p in tmp_path.glob("part*.jsonl")]
     assert sum(map(len, kept)) == 7 + 1 + 7  # no batch twice
+
+
+def sampling(tmp_path: Path, name: str, *more: object) -> list[object]:
+    words = ["sample", "pretrained:digits", "--count", 10, "--batch-size", 2, "--solver", "dpm"]
+    return [*words, "--steps", 4, "--out", tmp_path / f"{name}.npz", "--quiet", *more]
+
+
+def drawn(tmp_path: Path, name: str) -> dict[str, np.ndarray]:
+    with np.load(tmp_path / f"{name}.npz") as file:
+        return dict(file)
+
+
+def test_samples_of_several_processes_are_those_of_one_also_after_a_kill(tmp_path: Path) -> None:
+    """Image by image; and so is their FID, which two processes share."""
+    assert forks().run(*sampling(tmp_path, "one"), root=tmp_path).codes == [0]
+    ended = forks().run(*sampling(tmp_path, "four"), root=tmp_path, ranks=4)
+    assert ended.codes == [0] * 4, ended.text
+    ended = forks().run(
+        *sampling(tmp_path, "killed"), root=tmp_path, ranks=2, kill_when=".killed*/*-*.npz"
+    )
+    assert ended.codes == [-signal.SIGKILL] * 2, ended.text
+    assert len(list(tmp_path.glob(".killed*/*.npz"))) > 0
+    assert forks().run(*sampling(tmp_path, "killed"), root=tmp_path).codes == [0]
+    images = drawn(tmp_path, "one")
+    for name in ("four", "killed"):
+        np.testing.assert_array_equal(drawn(tmp_path, name)["x"], images["x"])
+    assert list(tmp_path.glob(".*parts")) == []
+    words = ["fid", tmp_path / "killed.npz", "--against", "digits", "--quiet", "--json"]
+    assert forks().run(*words, tmp_path / "f.json", root=tmp_path, ranks=2).codes == [0, 0]
+    value = FIDReference.for_data(load("digits")).fid(images["data"])
+    assert json.loads((tmp_path / "f.json").read_text())["fid"] == pytest.approx(value, rel=1e-6)
 
 
 @pytest.mark.slow

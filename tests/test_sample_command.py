@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -130,7 +131,7 @@ class TestCommand:
             (tmp_path / "many" / name).write_text("mine")
         for out in ("a.png", "many"):
             assert self.sample(run, tmp_path / out) == 2
-            assert "--force" in self.refused(capsys)
+            assert "force" in self.refused(capsys)
         assert self.sample(run, tmp_path / "b.png", "--json", str(tmp_path / "a.png")) == 2
         assert not (tmp_path / "b.png").exists()
         assert (tmp_path / "a.png").read_text() == "mine"
@@ -218,7 +219,8 @@ class TestCommand:
         words = ("--batch-size", "2", "--json", str(tmp_path / "some.json"), "--quiet")
         assert self.sample(run, tmp_path / "some.npz", *words) == 130
         assert capsys.readouterr().err == (
-            f"idode sample: interrupted, 4 of 6 samples are in {tmp_path / 'some.npz'}\n"
+            f"idode sample: interrupted, 4 of 6 samples are in {tmp_path / 'some.npz'}; "
+            "--force goes on\n"
         )
         with np.load(tmp_path / "some.npz") as some, np.load(tmp_path / "all.npz") as whole:
             np.testing.assert_array_equal(some["data"], whole["data"][:4])
@@ -303,3 +305,32 @@ class TestCommand:
             np.testing.assert_allclose(
                 arrays["bits_per_dim"], -arrays["log_p"] / (2 * math.log(2)), rtol=1e-12
             )
+
+
+class TestFid:
+    def test_samples_on_disk_are_judged_as_those_just_drawn(self, tmp_path: Path, capsys) -> None:
+        words = ["sample", "pretrained:digits", "--count", "8", "--solver", "dpm", "--quiet"]
+        for out in ("some.npz", "folder"):
+            assert main([*words, "--steps", "3", "--out", str(tmp_path / out)]) == 0
+        values = []
+        for name in ("some.npz", "folder"):
+            file = tmp_path / f"{name}.json"
+            judged = ["fid", str(tmp_path / name), "--against", "digits", "--json", str(file)]
+            assert main(judged) == 0
+            values.append(json.loads(file.read_text())["fid"])
+        assert values[0] == pytest.approx(values[1], rel=1e-9)
+        assert "FID by digits features" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("arrays", "told"),
+        [
+            ({"data": np.zeros((4, 1, 8, 8), np.float32)}, "no images: it needs an array"),
+            ({"data": np.full((4, 1, 8, 8), 17)}, "integers below 17"),
+            ({"arr_0": np.zeros((4, 4, 4, 1), np.uint8)}, r"of the shape of digits, \(1, 8, 8\)"),
+            ({"other": np.zeros(3)}, "no images: it needs an array"),
+        ],
+    )
+    def test_what_holds_no_samples_is_refused(self, tmp_path: Path, arrays, told, capsys) -> None:
+        np.savez(tmp_path / "x.npz", **arrays)
+        assert main(["fid", str(tmp_path / "x.npz"), "--against", "digits"]) == 2
+        assert re.search(told, capsys.readouterr().err)

@@ -24,6 +24,7 @@ COMMANDS: Registry[ModuleType] = Registry(
         "dequantize": ("idode.cli.dequantize", "train a learned dequantization for evaluate"),
         "evaluate": ("idode.cli.evaluate", "bits per dimension of a data set, with error bars"),
         "sample": ("idode.cli.sample", "draw samples from a model, as pictures or arrays"),
+        "fid": ("idode.cli.fid", "Fréchet distance of samples on disk to a data set"),
         "report": ("idode.cli.report", "one page with every figure of the paper for a run"),
         "compare": ("idode.cli.compare", "train and evaluate several systems on equal terms"),
         "demo": ("idode.cli.demo", "train, evaluate, sample and report on the 8x8 digits"),

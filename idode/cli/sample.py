@@ -19,7 +19,10 @@ from idode.cli.parsing import (
 from idode.sampling import SAMPLERS
 
 if TYPE_CHECKING:
+    import torch
+
     from idode.diffusion.model import DiffusionODE
+    from idode.evaluation.sample_parts import StoredParts
     from idode.ode.solvers import Solver
     from idode.sampling.samplers import Sampler
     from idode.sampling.samples import Samples
@@ -70,7 +73,9 @@ def run(args: argparse.Namespace) -> int:
     """Carry out ``idode sample``; the exit code."""
     from idode.cli.tables import check_different, check_output, write_json
     from idode.errors import InputError, NumericalError
-    from idode.runs.distributed import best_device
+    from idode.evaluation.run_store import model_hash
+    from idode.evaluation.sample_parts import StoredParts
+    from idode.runs.distributed import joined
     from idode.runs.run import open_run
     from idode.sampling.fid import FIDReference
     from idode.sampling.writing import check_out, write_samples
@@ -81,13 +86,22 @@ def run(args: argparse.Namespace) -> int:
     check_out(args.out, settings.shape, settings.levels, args.force)
     check_output(args.json, args.force)
     check_different({"--json": args.json, "--out": args.out})
-    device = best_device(args.device)
-    reference = FIDReference.for_data(opened.load_data(args.data), device) if args.fid else None
-    try:
-        drawn = _draw(args, opened.model(device), solver)
-    except NumericalError as error:
-        raise InputError(f"{args.run} cannot be sampled from: {error}") from None
+    with joined(args.device) as world:
+        device, data = world.device, opened.load_data(args.data) if args.fid else None
+        reference = None
+        if data is not None and world.writes:
+            reference = FIDReference.for_data(data, device)
+        model = opened.model(device)
+        parts = StoredParts(args.out, _depends(args, model_hash(opened, model), device), world)
+        try:
+            drawn = _draw(args, model, solver, parts, args.quiet or not world.writes)
+        except NumericalError as error:
+            raise InputError(f"{args.run} cannot be sampled from: {error}") from None
+    if not world.writes:
+        return 0
     write_samples(args.out, drawn, settings.levels)
+    if drawn.complete:
+        parts.remove()
     figures = _figures(args, drawn, str(device))
     if reference is not None and drawn.complete:
         figures |= reference.figures(drawn.data)
@@ -96,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         _print(args, figures)
     if not drawn.complete:
-        left = f"{len(drawn.x)} of {args.count} samples are in {args.out}"
+        left = f"{len(drawn.x)} of {args.count} samples are in {args.out}; --force goes on"
         print(f"idode sample: interrupted, {left}", file=sys.stderr)
     return 0 if drawn.complete else INTERRUPTED
 
@@ -118,12 +132,24 @@ def _solver(args: argparse.Namespace) -> Solver | Sampler:
     return found
 
 
-def _draw(args: argparse.Namespace, model: DiffusionODE, solver: Solver | Sampler) -> Samples:
+def _depends(args: argparse.Namespace, model: str, device: torch.device) -> dict[str, Any]:
+    """What samples depend on, so that batches of others are not taken for these."""
+    names = ("solver", "steps", "seed", "likelihood", "batch_size")
+    return {"model": model, "device": device.type} | {name: getattr(args, name) for name in names}
+
+
+def _draw(
+    args: argparse.Namespace,
+    model: DiffusionODE,
+    solver: Solver | Sampler,
+    parts: StoredParts,
+    quiet: bool,
+) -> Samples:
     from idode.progress import LateBar
     from idode.sampling.samples import sample
 
     given = {"seed": args.seed, "batch_size": args.batch_size}
-    with LateBar("sample", args.quiet, args.count) as bar:
+    with LateBar("sample", quiet, args.count) as bar:
         bar.update(0)
         return sample(
             model,
@@ -131,6 +157,7 @@ def _draw(args: argparse.Namespace, model: DiffusionODE, solver: Solver | Sample
             solver=solver,
             log_prob=args.likelihood,
             progress=bar.update,
+            parts=parts,
             **{name: value for name, value in given.items() if value is not None},
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,6 +13,8 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from idode.errors import InputError
+
+PATIENCE = datetime.timedelta(days=30)
 
 __all__ = ["World", "available_devices", "best_device", "joined"]
 
@@ -53,6 +56,12 @@ class World:
         if self.size > 1:
             distributed.all_reduce(x)
         return x
+
+    def barrier(self) -> None:
+        """Return when all processes are here; the slowest may be hours behind."""
+        if self.size > 1:
+            group = distributed.new_group(backend="gloo", timeout=PATIENCE)
+            distributed.all_reduce(torch.zeros(1), group=group)
 
     def sum_later(self, x: Tensor) -> Callable[[], Tensor]:
         """Begin to sum a tensor on the CPU over all processes; the function waits for it."""

@@ -129,7 +129,15 @@ class States:
 
     x: Tensor  # (B, *)
     log_p: Tensor | None  # (B,) nats, float64; None where not asked for
-    nfe: int
+    nfe: float  # of each, in the mean
+
+    @classmethod
+    def joined(cls, parts: Sequence[States]) -> States:
+        """Several, one after the other."""
+        x = torch.cat([part.x for part in parts])
+        known = [part.log_p for part in parts if part.log_p is not None]
+        total = sum(part.nfe * len(part.x) for part in parts)
+        return cls(x, torch.cat(known) if known else None, total / len(x))
 
 
 class Sampler(abc.ABC):

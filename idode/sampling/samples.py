@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,9 +28,10 @@ from idode.ode.dormand_prince import Dopri5
 from idode.ode.solvers import Solver
 from idode.sampling.samplers import OdeSampler, SampleBatch, Sampler, States
 
-__all__ = ["Samples", "nearest_level", "sample"]
+__all__ = ["Parts", "Samples", "nearest_level", "sample"]
 
 PILOT = 16  # samples that a solver is calibrated on
+NOT_SHARED = "the processes do not see the same folder: write the samples to one that all share"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,46 @@ class Samples:
     nfe: float  # evaluations of the network for each sample
     seconds: float
     complete: bool  # False when interrupted: what is here are the first samples of all
+
+
+class Parts(Protocol):
+    """Finished batches of a sampling, and which ones this process draws."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process draws all of them."""
+
+    def get(self, lo: int, hi: int) -> States | None:
+        """Samples ``lo`` to ``hi - 1``, where they were drawn before or by another process."""
+
+    def put(self, lo: int, hi: int, states: States) -> None:
+        """Keep them."""
+
+    def mine(self, number: int) -> bool:
+        """Whether this process draws the batch of this number."""
+
+    def wait(self) -> None:
+        """Return when all processes have drawn theirs."""
+
+
+class AllHere:
+    """One process that draws everything and keeps nothing."""
+
+    alone = True
+
+    def get(self, lo: int, hi: int) -> States | None:
+        """Nothing was kept."""
+        return None
+
+    def put(self, lo: int, hi: int, states: States) -> None:
+        """Keep nothing."""
+
+    def mine(self, number: int) -> bool:
+        """All are."""
+        return True
+
+    def wait(self) -> None:
+        """There is nobody to wait for."""
 
 
 def nearest_level(model: DiffusionODE, x: Tensor) -> Tensor:
@@ -68,6 +110,7 @@ def sample(
     dtype: torch.dtype | None = None,
     condition: Condition | None = None,
     progress: Callable[[int], None] | None = None,
+    parts: Parts | None = None,
 ) -> Samples:
     """Draw from the model.
 
@@ -83,6 +126,7 @@ def sample(
         dtype: Of the states, by default that of the model.
         condition: Keyword arguments of the network, one row for each sample.
         progress: Called with the number of samples just done.
+        parts: Keeps finished batches for a restart, and shares them between processes.
 
     Returns:
         The samples and their cost. ``Ctrl-C`` returns the batches that are done.
@@ -97,20 +141,34 @@ def sample(
         dtype or model.dtype, rows_for(condition or {}, count, model.device),
     )  # fmt: skip
     chosen = solver if isinstance(solver, Sampler) else OdeSampler(solver or Dopri5())
-    done: list[States] = []
+    kept = parts or AllHere()
+    cuts = [(lo, min(count, lo + batch_size)) for lo in range(0, count, batch_size)]
+    done: dict[int, States] = {}
+    fitting = FittingSize(batch_size)
     with torch.no_grad():
         sampler = chosen.calibrated(everything.part(0, min(count, PILOT)))
         try:
-            fitting = FittingSize(batch_size)
-            drawn = fitting.each(count, lambda lo, hi: sampler.draw(everything.part(lo, hi)))
-            for states in drawn:
-                done.append(_finite(states))
-                if progress is not None:
-                    progress(len(states.x))
+            for number, (lo, hi) in enumerate(cuts):
+                states = kept.get(lo, hi)
+                if states is None and kept.mine(number):
+                    batch = everything.part(lo, hi)
+                    drawn = fitting.each(hi - lo, lambda a, b: sampler.draw(batch.part(a, b)))  # noqa: B023
+                    states = States.joined([_finite(some) for some in drawn])
+                    kept.put(lo, hi, states)
+                if states is not None:
+                    done[number] = states
+                    if progress is not None:
+                        progress(hi - lo)
+            kept.wait()
+            for number, (lo, hi) in enumerate(cuts):
+                states = done.get(number) or kept.get(lo, hi)
+                if states is None:
+                    raise InputError(NOT_SHARED)
+                done[number] = states
         except KeyboardInterrupt:
-            if not done:
+            if not done or not kept.alone:
                 raise
-    return _samples(model, done, count, time.perf_counter() - began)
+    return _samples(model, list(done.values()), count, time.perf_counter() - began)
 
 
 def _check(model: DiffusionODE, count: int, batch_size: int, n_probes: int) -> None:
