@@ -1,5 +1,7 @@
 # make demo   train, evaluate, sample and report on the 8x8 digits in a few minutes
 # make test   lint, types and tests, as CI runs them
+# make docs   the documentation site, in docs/_build/html
+# make dist   wheel and sdist, each tried in a fresh environment
 # make fuzz   a million damaged files against every reader
 # make portable, make versions   the same tests on other processors, and with other versions
 PYTHON ?= python3
@@ -7,7 +9,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: setup demo test check portable versions slow fuzz bench adapters clean
+.PHONY: setup demo test check docs dist portable versions slow fuzz bench adapters clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -26,6 +28,15 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Strict: a broken link or reference is an error.
+docs: $(VENV)/.docs
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -q -W --keep-going -j 2 -d docs/_build/doctrees docs docs/_build/html
+	@echo docs/_build/html/index.html
+
+$(VENV)/.docs: $(READY)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
 
 # One thread for each of two test processes: twice as fast as one process with two threads.
 ONE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
@@ -94,5 +105,20 @@ $(ADAPTERS)/.ready: constraints.txt
 	  pyyaml trampoline
 	touch $@
 
+# The release: both files are built from what git knows, installed outside of the tree, and used.
+DIST_DEMO = idode demo --out demo --steps 20 --finetune-steps 4 --limit 4 --quiet
+dist: setup
+	scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && rm -rf dist \
+	&& git archive --prefix=tree/ HEAD | tar -x -C "$$scratch" \
+	&& $(PYTHON) -m venv "$$scratch/build" \
+	&& "$$scratch/build/bin/python" -m pip install -q --disable-pip-version-check build \
+	&& "$$scratch/build/bin/python" -m build -o dist "$$scratch/tree" \
+	&& for file in "$$PWD"/dist/*; do \
+	  rm -rf "$$scratch/fresh" && mkdir "$$scratch/fresh" && $(PYTHON) -m venv "$$scratch/fresh/venv" \
+	  && "$$scratch/fresh/venv/bin/python" -m pip install -q --disable-pip-version-check \
+	    -c constraints.txt "$$file" \
+	  && (cd "$$scratch/fresh" && OMP_NUM_THREADS=1 venv/bin/$(DIST_DEMO)) || exit 1; \
+	done
+
 clean:
-	rm -rf $(VENV) $(ADAPTERS) demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf docs/_build docs/generated $(VENV) $(ADAPTERS) demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

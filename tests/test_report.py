@@ -59,7 +59,7 @@ SMALL = ReportSettings(
     level_draws=3,
     samples=4,
     pilot_images=3,
-    tolerance=1.0,  # the networks here are rough, and their values matter little
+    tolerance=0.2,  # the values matter little: about what the fewest steps reach
     sde_draws=2,
 )
 KEYS = (
@@ -199,7 +199,7 @@ class TestValues:
         monkeypatch.setattr("idode.studies.report.measurements.sample", interrupted)
         data = tiny.dataset(np.zeros((48, 2), np.float32), levels=None)
         with pytest.raises(KeyboardInterrupt):
-            measure(_vectors(tmp_path / "run", data), data, replace(SMALL, tolerance=100.0))
+            measure(_vectors(tmp_path / "run", data), data, SMALL)
 
     def test_one_solve_costs_the_nodes_of_the_grid(self, lattice, calibrated) -> None:
         assert calibrated.value(lattice.pixels).nfe == calibrated.nfe

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ SPLIT_KEYS = (("train", "test"), ("x_train", "x_test"))
 MAX_CHANNELS = 4
 MAX_AXES, MAX_LISTED = 8, 20
 MAX_BLOCK_CELLS = 1 << 18
+MISSING = frozenset(["", "na", "n/a", "nan", "null", "none", "?", "-"])  # in lower case
 HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -151,6 +152,31 @@ def short_lines(file: IO[str], name: str) -> Iterator[str]:
         yield line
 
 
+def _numbers(cells: list[str]) -> list[float] | None:
+    """The values of a line; ``None`` where one is missing or no number."""
+    try:
+        row = [float(cell) for cell in cells]
+    except ValueError:
+        return None
+    return None if any(map(math.isnan, row)) else row
+
+
+def _refuse(cells: list[str], header: list[str], place: str) -> NoReturn:
+    """Refuse the first cell that is missing or no number, by the name of its column."""
+    column = next(i for i, cell in enumerate(cells) if _numbers([cell]) is None)
+    name = f" ({header[column]:.40})" if column < len(header) else ""
+    where, cell = f"{place}, column {column + 1}{name}", cells[column].strip()
+    if cell.lower() in MISSING:
+        raise InputError(
+            f"{where} {f'holds {cell!r}' if cell else 'is empty'}, a missing value, which has no "
+            "density: fill it in, or drop the row or the column"
+        )
+    raise InputError(
+        f"{where} holds {cell[:40]!r}, and every cell must be a number: categories have no "
+        "density, so drop the column, or train one model for each category"
+    )
+
+
 def csv_rows(path: Path) -> Iterator[NDArray[np.float32]]:
     """Blocks of rows of numbers; a first line that is not numbers is the header."""
     with path.open(newline="", encoding="utf-8-sig") as file:
@@ -158,19 +184,18 @@ def csv_rows(path: Path) -> Iterator[NDArray[np.float32]]:
         file.seek(0)
         delimiter = max(",;\t", key=first.count)
         width: int | None = None
+        header: list[str] = []
         block: list[list[float]] = []
         lines = short_lines(file, path.name)
         for number, cells in enumerate(csv.reader(lines, delimiter=delimiter), start=1):
             if not cells:
                 continue
-            try:
-                row = [float(cell) for cell in cells]
-            except ValueError as error:
-                if number == 1:
-                    continue
-                raise InputError(
-                    f"{path.name}, line {number}: {error}; every cell must be a number"
-                ) from None
+            row = _numbers(cells)
+            if row is None and number == 1:
+                header = cells
+                continue
+            if row is None:
+                _refuse(cells, header, f"{path.name}, line {number}")
             width = width or len(row)
             if len(row) != width:
                 raise InputError(
