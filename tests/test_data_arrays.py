@@ -148,7 +148,14 @@ def test_tables_are_read_with_and_without_header(separator, header, tmp_path):
     [
         ("1,2\n3\n", "line 2 has 1 cells"),
         ("a,b\n1,x\n", "line 2"),
-        ("1,2\n" * 12 + "nan,1\n" * 9, "finite"),
+        ("1,2\n" * 12 + "nan,1\n" * 9, "line 13, column 1 holds 'nan', a missing value"),
+        ("1,2\n" * 12 + "1,inf\n" * 9, "finite"),
+        ("a,b\n1,2\n3,\n", r"line 3, column 2 \(b\) is empty, a missing value.*: fill it in, or"),
+        ("1,NA\n2,3\n", "line 1, column 2 holds 'NA', a missing value"),
+        (
+            "size,colour\n1,red\n",
+            r"line 2, column 2 \(colour\) holds 'red', and every cell must be a number: categories",
+        ),
         ("", "t.csv holds no samples"),
         ("a,b\n", "t.csv holds no samples"),
         ("\x00\xff", "t.csv"),

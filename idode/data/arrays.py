@@ -161,6 +161,12 @@ def _numbers(cells: list[str]) -> list[float] | None:
     return None if any(map(math.isnan, row)) else row
 
 
+def _incomplete(cells: list[str]) -> bool:
+    """Whether a line is numbers but for missing values: a sample, and no header."""
+    known = [cell for cell in cells if cell.strip().lower() not in MISSING]
+    return bool(known) and _numbers(known) is not None
+
+
 def _refuse(cells: list[str], header: list[str], place: str) -> NoReturn:
     """Refuse the first cell that is missing or no number, by the name of its column."""
     column = next(i for i, cell in enumerate(cells) if _numbers([cell]) is None)
@@ -191,7 +197,7 @@ def csv_rows(path: Path) -> Iterator[NDArray[np.float32]]:
             if not cells:
                 continue
             row = _numbers(cells)
-            if row is None and number == 1:
+            if row is None and number == 1 and not _incomplete(cells):
                 header = cells
                 continue
             if row is None:
