@@ -154,7 +154,7 @@ def test_tables_are_read_with_and_without_header(separator, header, tmp_path):
         ("1,NA\n2,3\n", "line 1, column 2 holds 'NA', a missing value"),
         (
             "size,colour\n1,red\n",
-            r"line 2, column 2 \(colour\) holds 'red', and every cell must be a number: categories",
+            r"line 2, column 2 \(colour\) holds 'red', and every cell must be a number",
         ),
         ("", "t.csv holds no samples"),
         ("a,b\n", "t.csv holds no samples"),
