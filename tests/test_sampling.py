@@ -24,7 +24,7 @@ from idode.ode.dormand_prince import Dopri5
 from idode.sampling import SAMPLERS
 from idode.sampling.ancestral import ancestral
 from idode.sampling.dpm import DPM
-from idode.sampling.samplers import latents
+from idode.sampling.samplers import States, latents
 from idode.sampling.samples import Samples, sample
 
 ENDS = (-8.0, 10.0)  # little is left of the data's mean in the prior, and of noise in the data
@@ -279,6 +279,36 @@ class TestBookkeeping:
         how = {"solver": "adams", "steps": 12, "likelihood": True}
         few, many = (draw(model, 4, batch_size=b, **how) for b in (1, 4))
         torch.testing.assert_close(few.log_p, many.log_p)
+
+    def test_batches_of_others_that_arrive_late_are_put_in_their_place(
+        self, mixture: exact.Mixture
+    ) -> None:
+        """The first of two processes, which is done before the second has written anything."""
+        model = mixture.ode(VariancePreserving(), *ENDS)
+        how = {"solver": DPM(4), "log_prob": True, "batch_size": 2, "dtype": torch.float64}
+        alone = sample(model, 9, **how)
+
+        class First:
+            alone = False
+            waited = False
+
+            def mine(self, number: int) -> bool:
+                return number % 2 == 0
+
+            def put(self, lo: int, hi: int, states: States) -> None:
+                pass
+
+            def wait(self) -> None:
+                self.waited = True
+
+            def get(self, lo: int, hi: int) -> States | None:
+                assert alone.log_p is not None
+                late = States(alone.x[lo:hi], alone.log_p[lo:hi], alone.nfe)
+                return late if self.waited else None
+
+        shared = sample(model, 9, parts=First(), **how)
+        torch.testing.assert_close(shared.x, alone.x, rtol=0, atol=1e-9)  # rounding of products
+        torch.testing.assert_close(shared.log_p, alone.log_p, rtol=0, atol=1e-9)
 
     def test_states_keep_dtype_and_decode_to_the_nearest_level(self) -> None:
         lattice = exact.Lattice(torch.tensor([[0, 16]]), torch.ones(1, dtype=torch.float64), 17)

@@ -168,7 +168,9 @@ def sample(
         except KeyboardInterrupt:
             if not done or not kept.alone:
                 raise
-    return _samples(model, list(done.values()), count, time.perf_counter() - began)
+    # By number: batches of other processes may arrive after later ones of this process.
+    ordered = [done[number] for number in sorted(done)]
+    return _samples(model, ordered, count, time.perf_counter() - began)
 
 
 def _check(model: DiffusionODE, count: int, batch_size: int, n_probes: int) -> None:
