@@ -87,9 +87,11 @@ def test_a_foreign_network_has_its_bits_and_a_wrong_clock_costs_more(
     said = run("wrap_network.py")
     bound, ode = number("SDE bound # ±", said), number("ODE +# ±", said)
     alike = number("alike would cost #", said)
+    # Of 1500 steps from other seeds the bound is 3.88 ± 0.01. The ODE of so poor a network is up
+    # to half a bit above it, on a coarse grid; a wrong reading would be further away.
     assert 1.5 < bound < alike
-    assert 1.5 < ode < alike
-    assert number("SDE bound # bits/dim on the wrong clock", said) > bound + 0.1
+    assert ode == pytest.approx(bound, abs=1)
+    assert number("SDE bound # bits/dim on the wrong clock", said) > bound + 0.3
     assert number("SDE bound # bits/dim, wrapped by hand", said) == bound
     assert number("SDE bound # bits/dim on the wrong scale", said) > bound
 

@@ -161,7 +161,7 @@ class TestScale:
 
     def test_bad_ranges(self) -> None:
         net = nn.Identity()
-        with pytest.raises(InputError, match=r"no data range called 'centred': choose one of bin"):
+        with pytest.raises(InputError, match=r"no data range called 'centred'.*choose one of"):
             wrap(net, "noise", "vp", data_range="centred")
         with pytest.raises(InputError, match="highest level, in this order, got 1"):
             wrap(net, "noise", "vp", data_range=(1.0, -1.0))
