@@ -338,7 +338,7 @@ class TestCommand:
 
 class TestPython:
     def arguments(self, out: Path, **more: object) -> dict:
-        size = {"steps": 10, "limit": 4, "tolerance": 1.0, "samples": 8}
+        size = {"steps": 10, "limit": 4, "tolerance": 0.2, "samples": 8}
         return {"out": out, "settings": TINY, **size, **more}
 
     def test_a_finished_comparison_is_returned_and_nothing_printed(

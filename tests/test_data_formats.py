@@ -56,7 +56,7 @@ def test_a_new_format_is_a_class_and_a_line(tmp_path, monkeypatch):
     data = load(f"text:{tmp_path / 'a.txt'}?test=0.5&skip=1", tmp_path / "cache")
     assert (data.train.shape, data.test.shape, data.levels) == ((5, 2), (5, 2), None)
     with pytest.raises(
-        InputError, match="no option of text called 'skp': choose one of test, levels, skip"
+        InputError, match=r"called 'skp' \(did you mean skip\?\): choose one of test, levels, skip"
     ):
         load(f"text:{tmp_path / 'a.txt'}?skp=1", tmp_path / "cache")
 

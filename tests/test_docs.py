@@ -7,6 +7,7 @@ import importlib
 import operator
 import re
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -115,7 +116,7 @@ def walk(title: str) -> list[tuple[str, str]]:
 
 
 class Profile:
-    """Functions of the package in the order in which they are called, by all threads but one."""
+    """Functions of the package in the order in which they are called, by any thread."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -126,11 +127,13 @@ class Profile:
             self.calls.append((Path(path).relative_to(ROOT).as_posix(), frame.f_code.co_qualname))
 
     def __enter__(self) -> Profile:
+        threading.setprofile(self)  # of threads to come
         sys.setprofile(self)
         return self
 
     def __exit__(self, *raised: object) -> None:
         sys.setprofile(None)
+        threading.setprofile(None)
 
     def missed(self, steps: list[tuple[str, str]]) -> list[tuple[str, str]]:
         """Steps that are not called after the step before them."""

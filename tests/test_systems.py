@@ -71,7 +71,7 @@ def case(name: str, *settings: str, network: Callable[..., Tensor] = net) -> Cas
     probes = torch.randint(0, 2, (1, *x0.shape), generator=g).double() * 2 - 1
     with torch.no_grad():
         times = objective.density.at(t)
-    batch = Batch(x0 / 2, eps, times, {}, probes)
+    batch = Batch(x0 / 2, eps, times, {}, tuple(probes), times)
     losses = objective.losses(model, batch).total(config.objective.ratio)
     return Case(model, batch, (losses / times.density).detach())
 
@@ -212,7 +212,7 @@ class TestFormulas:
 
             hessian = torch.autograd.functional.jacobian(score, x[i])
             error = sigma[i] * score(x[i]) + c.batch.eps[i]
-            product, probe = sigma[i] ** 2 * hessian.mT @ v[0, i], v[0, i]
+            product, probe = sigma[i] ** 2 * hessian.mT @ v[0][i], v[0][i]
             whole = ((product + probe - (error @ probe) * error) ** 2).sum()
             trace = probe @ product + probe @ probe - (error @ probe) ** 2
             # Their code takes means over the dimensions of everything; a sample's nats are that
@@ -349,10 +349,9 @@ class TestSimulation:
         matrix = start.clone().requires_grad_()
         model = diffusion_ode(self.linear(matrix), config)  # type: ignore[arg-type]
         density = build_density(config.objective.density, model)
-        batch = Batch(
-            *(x, torch.zeros_like(x), density.at(torch.rand(5, generator=g).double()), {}),
-            probes[:, None].expand(-1, 5, -1).contiguous(),
-        )
+        times = density.at(torch.rand(5, generator=g).double())
+        for_all = tuple(probe.expand(5, -1) for probe in probes)
+        batch = Batch(x, torch.zeros_like(x), times, {}, for_all, times)
         objective = Objective(config.objective, density, config.simulation)
         ours = (objective.losses(model, batch).first / batch.times.density).sum()
         (gradient,) = torch.autograd.grad(ours, matrix)
