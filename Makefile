@@ -29,9 +29,10 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Strict: a broken link or reference is an error.
+# Strict: a broken link or reference is an error, and so is anything loaded from a network.
 docs: $(VENV)/.docs
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -q -W --keep-going -j 2 -d docs/_build/doctrees docs docs/_build/html
+	$(BIN)/python docs/follow_links.py docs/_build/html
 	@echo docs/_build/html/index.html
 
 $(VENV)/.docs: $(READY)

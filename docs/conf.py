@@ -21,6 +21,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "mathml",  # formulas without JavaScript or a network
     "notebook_pages",
+    "public_names",
 ]
 exclude_patterns = ["_build", "_ext", "_templates"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext", ".ipynb": "markdown"}
@@ -36,8 +37,8 @@ napoleon_google_docstring = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 
-# References that lead nowhere are errors. Those of annotations into other libraries, and to names
-# of our own that have no page, are shown as text.
+# References that lead nowhere are errors, see _ext/public_names.py. Annotations refer to other
+# libraries too: they are shown as text.
 nitpicky = True
 nitpick_ignore_regex = [(r"py:(class|obj|data)", r".*")]
 
