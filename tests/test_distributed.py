@@ -16,6 +16,8 @@ import torch
 from forking import ROOT, forks
 from safetensors.torch import load_file
 
+from idode.cli import COMMANDS
+from idode.cli.main import main
 from idode.data import load
 from idode.errors import InputError
 from idode.runs.distributed import World, best_device
@@ -171,6 +173,19 @@ def test_samples_of_several_processes_are_those_of_one_also_after_a_kill(tmp_pat
     assert forks().run(*words, tmp_path / "f.json", root=tmp_path, ranks=2).codes == [0, 0]
     value = FIDReference.for_data(load("digits")).fid(images["data"])
     assert json.loads((tmp_path / "f.json").read_text())["fid"] == pytest.approx(value, rel=1e-6)
+
+
+def test_commands_that_do_not_share_their_work_refuse_several_processes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    shared = set()
+    for name in COMMANDS:
+        assert main([name, "--no-such-option"]) == 2
+        text = capsys.readouterr().err
+        if "does not share its work between the 2 processes" not in text:
+            shared.add(name)
+    assert shared == {"train", "finetune", "evaluate", "sample", "fid"}
 
 
 @pytest.mark.slow

@@ -23,13 +23,16 @@ from torch import Tensor, nn
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from idode.diffusion.model import DiffusionODE
 from idode.likelihood.estimator import LikelihoodSettings, LogWeightEstimator
+from idode.likelihood.latents import encode
 from idode.likelihood.log_prob import DensityField, solve_log_prob
 from idode.nets.unet import UNet
+from idode.numerics import double
 from idode.ode.adams import Adams
-from idode.ode.solvers import CheckedField
+from idode.ode.solvers import RK4, CheckedField
 from idode.runs.config import Config
 from idode.runs.distributed import World
 from idode.runs.run import diffusion_ode
@@ -39,7 +42,8 @@ from idode.training.objective import Batch, Objective, build_density
 from idode.training.state import State
 from idode.training.trainer import Trainer
 
-CUDA = torch.device("cuda:0")
+CUDA, MPS = torch.device("cuda:0"), torch.device("mps:0")
+NUMBERS = {"cuda": 1, "mps": 13, "meta": 14}  # of the kinds of devices in PyTorch's tables
 GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
 SETTINGS = ("net.dropout=0.1", "net.attention=middle", "net.fade=0.15")
 
@@ -56,14 +60,25 @@ class NoWaiting(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+class NoFloat64(TorchDispatchMode):
+    """Refuses tensors in float64 on Apple's GPUs, which have none."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for x in tree_leaves(found):
+            if isinstance(x, Tensor) and x.device.type == "mps" and x.dtype == torch.float64:
+                raise AssertionError(f"{func} gives float64 on the device")
+        return found
+
+
 @contextlib.contextmanager
-def guarded() -> Iterator[None]:
-    """Let builds without CUDA index fake tensors on it.
+def guarded(kind: str) -> Iterator[None]:
+    """Let builds without a kind of device index fake tensors on it.
 
     PyTorch switches to the device of a tensor before some operations, and such a build has nothing
     to switch with; builds with CUDA and no GPU have the same stand-in as is given here.
     """
-    if torch.backends.cuda.is_built():
+    if kind == "cuda" and torch.backends.cuda.is_built():
         yield
         return
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
@@ -71,11 +86,12 @@ def guarded() -> Iterator[None]:
         guards = (ctypes.c_void_p * 20).in_dll(library, GUARDS)
     except ValueError:
         pytest.skip("this build of torch has no table of device guards")
-    before, guards[1] = guards[1], guards[14]  # that of CUDA becomes that of meta: it does nothing
+    number = NUMBERS[kind]
+    before, guards[number] = guards[number], guards[NUMBERS["meta"]]  # which does nothing
     try:
         yield
     finally:
-        guards[1] = before
+        guards[number] = before
 
 
 @contextlib.contextmanager
@@ -95,8 +111,8 @@ def stub_product(y: Tensor, x: Tensor, cotangent: Tensor, **_: object) -> Tensor
 
 
 @contextlib.contextmanager
-def fake_gpu() -> Iterator[None]:
-    """Tensors on ``cuda:0`` that hold nothing, and what stands for a backward pass on them."""
+def fake_gpu(kind: str = "cuda") -> Iterator[None]:
+    """Tensors on a GPU that hold nothing, and what stands for a backward pass on them."""
     patches = (
         mock.patch.object(Tensor, "backward", stub_backward),
         mock.patch.object(Tensor, "pin_memory", lambda x: x),
@@ -106,13 +122,13 @@ def fake_gpu() -> Iterator[None]:
         mock.patch("idode.nets.unet.initialise"),
     )
     with contextlib.ExitStack() as stack:
-        for patch in (*patches, guarded(), FakeTensorMode(), torch.no_grad()):
+        for patch in (*patches, guarded(kind), FakeTensorMode(), torch.no_grad()):
             stack.enter_context(patch)
         yield
 
 
-def built(like: Config | UNet, *_: object) -> UNet:
-    with CUDA:
+def built(like: Config | UNet, *_: object, device: torch.device = CUDA) -> UNet:
+    with device:
         return UNet(like.config if isinstance(like, UNet) else like.net)
 
 
@@ -198,9 +214,9 @@ def test_a_number_read_in_the_step_is_noticed(tmp_path: Path) -> None:
             torch.zeros(3).to(CUDA)
 
 
-def model_on_gpu() -> DiffusionODE:
+def model_on_gpu(device: torch.device = CUDA) -> DiffusionODE:
     config = tiny.config(*SETTINGS)
-    return diffusion_ode(built(config).eval(), config)
+    return diffusion_ode(built(config, device=device).eval(), config)
 
 
 def test_a_likelihood_is_solved_on_the_device() -> None:
@@ -235,6 +251,40 @@ def test_samples_are_drawn_on_the_device() -> None:
         batch = SampleBatch(model, model.shape, range(2), 0)
         with mock.patch.object(CheckedField, "check"):
             assert OdeSampler(Adams(steps=4)).draw(batch).x.device == CUDA
+
+
+def test_a_device_without_float64_is_given_none() -> None:
+    """What needs it is computed on the host: clock, weights, log-densities, losses."""
+    config = tiny.config(*SETTINGS, "objective.order=2")
+    batch = drawn(config)
+    with fake_gpu("mps"), NoFloat64():
+        model = model_on_gpu(MPS)
+        density = build_density(config.objective.density, model)
+        part = without_numbers(batch).part(slice(0, 8), MPS)
+        losses = Objective(config.objective, density).losses(model, part)
+        scaled = double(losses.total(0.1)) / part.times.density
+        assert losses.first.device == MPS
+        assert scaled.dtype == torch.float64
+        pixels = torch.zeros(2, 1, 4, 4, dtype=torch.int32, device=MPS)
+        estimator = LogWeightEstimator(model, LikelihoodSettings().for_model(model))
+        with (
+            mock.patch("idode.likelihood.dequantization.check_pixels"),
+            mock.patch("idode.likelihood.log_prob.prior_mismatch", return_value=0.0),
+            mock.patch("idode.likelihood.log_prob.latent_moments", return_value=(0.0, 1.0)),
+            mock.patch.object(CheckedField, "check"),
+        ):
+            x, weight = estimator.states(pixels, [0, 1], 0)
+            probes = estimator.probes(x, [0, 1], 0, 1)
+            for solver in (Adams(steps=4), RK4(2)):
+                found = solve_log_prob(model, x, solver, probes=probes)
+                assert (found.log_p + weight).dtype == torch.float64
+            assert model.shape is not None
+            some = SampleBatch(model, model.shape, range(2), 0, n_probes=1)
+            states = OdeSampler(Adams(steps=4)).draw(some)
+            encode(model, states.x, Adams(steps=4))
+        assert states.x.device == x.device == MPS
+        with pytest.raises(AssertionError, match="float64 on the device"):
+            x.double()
 
 
 @pytest.mark.parametrize("order", [1, 2])

@@ -2,7 +2,8 @@
 
 A command's module has ``add_arguments(parser)`` and ``run(args) -> int``, the exit code. It reads
 arguments, calls the Python API and prints; ``add_arguments`` must not import torch, so that help
-and shell completion are quick.
+and shell completion are quick. ``SHARED = True`` says that the processes of ``torchrun`` share its
+work; other commands refuse to run in several.
 """
 
 from __future__ import annotations

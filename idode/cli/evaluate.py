@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from idode.evaluation.result import Evaluation
     from idode.likelihood.estimator import LikelihoodSettings
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["SHARED", "add_arguments", "run"]
+
+SHARED = True  # between the processes of torchrun
 
 HEADER = ["bound", "K", "bits/dim", "±", "images", "noise", "probe", "solver", "NFE", "s/img"]
 

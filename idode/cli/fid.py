@@ -7,7 +7,9 @@ from pathlib import Path
 
 from idode.cli.parsing import add_device_argument, add_json_arguments, add_quiet_argument
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["SHARED", "add_arguments", "run"]
+
+SHARED = True  # between the processes of torchrun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,9 @@ from idode.cli.options import (
 )
 from idode.cli.parsing import RUN, add_data_argument, not_negative, positive
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["SHARED", "add_arguments", "run"]
+
+SHARED = True  # between the processes of torchrun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -115,8 +115,10 @@ def run(name: str, words: Sequence[str]) -> int:
 
     from idode.cli import COMMANDS
     from idode.cli.parsing import parser_of
+    from idode.cli.process import check_processes
     from idode.errors import DataWarning
 
+    check_processes(name, COMMANDS[name])
     args = parser_of(name).parse_args(words)
     with warnings.catch_warnings():
         warnings.simplefilter("always", DataWarning)

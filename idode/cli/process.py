@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from types import FrameType
+from types import FrameType, ModuleType
 
 from idode.cli import INTERRUPTED
 
-__all__ = ["end_imports_on_interrupt", "keep_freed_memory", "spin_briefly"]
+__all__ = ["check_processes", "end_imports_on_interrupt", "keep_freed_memory", "spin_briefly"]
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # numbers of options, see mallopt(3)
 SET_BY_USER = (
@@ -19,6 +19,21 @@ SET_BY_USER = (
     "MALLOC_TOP_PAD_",
     "GLIBC_TUNABLES",
 )
+
+
+def check_processes(name: str, command: ModuleType) -> None:
+    """Refuse to run a command in several processes that do not share its work.
+
+    All of them would do the same and write the same files. Commands that share have ``SHARED``.
+    """
+    from idode.errors import InputError
+
+    count = os.environ.get("WORLD_SIZE", "1")
+    if count != "1" and not getattr(command, "SHARED", False):
+        raise InputError(
+            f"{name} does not share its work between the {count} processes that torchrun started: "
+            "run it without torchrun"
+        )
 
 
 def spin_briefly() -> None:

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from idode.sampling.samplers import Sampler
     from idode.sampling.samples import Samples
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["SHARED", "add_arguments", "run"]
+
+SHARED = True  # between the processes of torchrun
 
 COUNT = 64
 
@@ -174,6 +176,7 @@ def _figures(args: argparse.Namespace, drawn: Samples, device: str) -> dict[str,
         "nfe": drawn.nfe,
         "seconds": drawn.seconds,
         "device": device,
+        "precision": drawn.precision,
     }
     if drawn.log_p is not None and drawn.bits_per_dim is not None:
         bits = drawn.bits_per_dim

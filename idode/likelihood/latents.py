@@ -15,6 +15,7 @@ from torch import Tensor
 from idode.batches import check_shape, rows_for
 from idode.diffusion.model import Condition, DiffusionODE
 from idode.likelihood.log_prob import PILOT, DensityField, PathField, check_repeatable
+from idode.numerics import double, float32_products
 from idode.ode.adams import Adams
 from idode.ode.divergence import Rademacher
 from idode.ode.solvers import Solver
@@ -68,6 +69,7 @@ def decode(
     return _mapped(model, z, solver, condition or {}, tolerance, check, forward=False)
 
 
+@float32_products()
 def _mapped(
     model: DiffusionODE,
     x: Tensor,
@@ -89,7 +91,7 @@ def _mapped(
     if check:
         with torch.no_grad():
             back = way_back.solve(field, there.x.detach(), end, start).x
-        error = (back - x.detach()).double().flatten(1).square().mean(1).sqrt()
+        error = double(back - x.detach()).flatten(1).square().mean(1).sqrt()
     return Mapped(there.x, error, there.nfe, chosen, way_back)
 
 
@@ -109,6 +111,6 @@ def _calibrated(
     check_repeatable(field, x[:PILOT], start)
     return (
         Adams(tolerance)
-        .calibrate(field, x[:PILOT], start, end, lambda z, _: z.double().flatten(1).T)
+        .calibrate(field, x[:PILOT], start, end, lambda z, _: double(z).flatten(1).T)
         .solver
     )

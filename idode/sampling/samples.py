@@ -45,6 +45,7 @@ class Samples:
     nfe: float  # evaluations of the network for each sample
     seconds: float
     complete: bool  # False when interrupted: what is here are the first samples of all
+    precision: str  # of the network's products, such as "float32"
 
 
 class Parts(Protocol):
@@ -210,6 +211,7 @@ def _samples(model: DiffusionODE, done: list[States], count: int, seconds: float
         nfe=sum(states.nfe * len(states.x) for states in done) / len(x),
         seconds=seconds,
         complete=len(x) == count,
+        precision=str(x.dtype).removeprefix("torch."),
     )
 
 

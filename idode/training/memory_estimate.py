@@ -27,7 +27,8 @@ __all__ = ["StepMemory", "memory_lines", "peak_bytes", "step_memory"]
 
 HEADROOM = 1.1  # of a GPU's memory: workspaces of convolutions, and gaps between blocks
 GPUS = (24, 40, 48, 80)  # gigabytes of common ones
-PROCESSES = (1, 8)
+PROCESSES = (1, 8, 64)
+FEWEST = 8  # images of a process worth a line
 GIGA = 2**30
 SAMPLE = 16  # images of the step that is counted; so many that gradients of weights matter little
 
@@ -138,7 +139,7 @@ def memory_lines(config: Config) -> list[str]:
     lines = [f"memory of a GPU, estimated: {share}, {found.image / GIGA:.3g} GB for each image"]
     for count in PROCESSES:
         images = train.batch_size // count
-        if train.batch_size % count or images % train.accumulate:
+        if train.batch_size % count or images % train.accumulate or images < FEWEST:
             continue
         once = images // train.accumulate
         needed = found.needed(once) / GIGA
