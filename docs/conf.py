@@ -33,6 +33,7 @@ templates_path = ["_templates"]
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from idode.training.dequantizer import fit_dequantizer
     from idode.training.train import finetune, train
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 LAZY = {  # public name: module
     "DiffusionODE": "idode.diffusion.model",
