@@ -14,8 +14,9 @@ import idode
 from idode.batches import FittingSize
 from idode.errors import InputError
 from idode.likelihood.estimator import LikelihoodSettings
+from idode.nets.config import CustomNetConfig
 from idode.ode.adams import Adams
-from idode.runs.config import override
+from idode.runs.config import fit, override
 from idode.runs.presets import PRESETS
 from idode.runs.run import open_run
 from idode.training.finetuning import finetuned
@@ -126,6 +127,22 @@ class TestEstimate:
         assert 1.6 < deep.image / small.image < 2
         assert 1.9 < wide.image / small.image < 2.1
         assert frugal.image < 0.6 * small.image
+        assert 1.2 < frugal.flops / small.flops < 1.5  # the forward pass again
+
+    def test_it_counts_products(self) -> None:
+        """Of a layer: a product forward, one for its weights, one for its input."""
+
+        class Net(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.second = torch.nn.Linear(5, 5), torch.nn.Linear(5, 5)
+
+            def forward(self, x: Tensor, t: Tensor) -> Tensor:
+                return self.second(self.first(x))
+
+        config = fit(replace(PRESETS["vectors"], net=CustomNetConfig("Net")), None, (5,))
+        # Of the input of the first layer nobody asks for a gradient.
+        assert step_memory(config, Net()).flops == 2 * 5 * 5 * (3 + 2)
 
     @pytest.mark.once
     @pytest.mark.parametrize(
@@ -157,7 +174,8 @@ class TestEstimate:
 
     def test_it_says_what_to_set(self) -> None:
         config = override(finetuned(PRESETS["digits"]), ["train.batch_size=65536", "net.width=64"])
-        first, alone, many, most = memory_lines(config)
+        first, work, alone, many, most = memory_lines(config)
+        assert work.startswith("arithmetic: ")
         assert first.startswith("memory of a GPU, estimated: 0.0")
         assert "1 GPU: 65536 images at once" in alone
         assert "24 GB: train.accumulate=" in alone

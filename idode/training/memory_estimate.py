@@ -1,7 +1,7 @@
-"""How much memory a training step takes, found without taking it.
+"""How much memory and arithmetic a training step takes, found without taking either.
 
 The step is carried out on the device ``meta``, whose tensors have shapes and no content, while
-every piece of memory is counted from its first to its last use.
+every piece of memory is counted from its first to its last use, and every product.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from idode.nets.config import CustomNetConfig
 from idode.runs.config import Config
@@ -23,22 +24,24 @@ from idode.runs.memory import COPIES
 from idode.runs.run import build_net, diffusion_ode
 from idode.training.objective import Objective, build_density
 
-__all__ = ["StepMemory", "memory_lines", "peak_bytes", "step_memory"]
+__all__ = ["StepMemory", "memory_lines", "step_memory"]
 
 HEADROOM = 1.1  # of a GPU's memory: workspaces of convolutions, and gaps between blocks
 GPUS = (24, 40, 48, 80)  # gigabytes of common ones
 PROCESSES = (1, 8, 64)
 FEWEST = 8  # images of a process worth a line
 GIGA = 2**30
+RATE = 1e14  # operations a second of all GPUs together, for which days are printed
 SAMPLE = 16  # images of the step that is counted; so many that gradients of weights matter little
 
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes that a training step takes on one device."""
+    """Bytes that a training step takes on one device, and its arithmetic."""
 
     weights: int  # with their gradients, moments and average
     image: int  # for each image that is computed with others
+    flops: int = 0  # floating-point operations of products for each image
 
     def needed(self, images: int) -> float:
         """Bytes for so many images at once."""
@@ -57,11 +60,11 @@ class StepMemory:
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up what is alive of all memory that operations give out."""
+    """Adds up what is alive of all memory that operations give out, and their products."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.alive = self.peak = 0
+        self.alive = self.peak = self.flops = 0
         self._known: set[int] = set()
 
     def __torch_dispatch__(
@@ -72,6 +75,9 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, object] | None = None,
     ) -> Any:  # noqa: ANN401  whatever the operation gives
         found = func(*args, **(kwargs or {}))
+        products = flop_registry.get(getattr(func, "overloadpacket", None))
+        if products is not None:
+            self.flops += products(*args, **(kwargs or {}), out_val=found)
         for leaf in tree_leaves(found):
             if isinstance(leaf, Tensor):
                 self._count(leaf.untyped_storage())
@@ -89,14 +95,6 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _freed(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.alive -= size
-
-
-def peak_bytes(step: Callable[[], object]) -> int:
-    """The most memory that is in use at once on ``meta`` by what ``step`` creates."""
-    counter = _Counter()
-    with counter:
-        step()
-    return counter.peak
 
 
 def step_memory(config: Config, net: nn.Module | None = None) -> StepMemory:
@@ -127,16 +125,25 @@ def step_memory(config: Config, net: nn.Module | None = None) -> StepMemory:
         total.mean().backward()  # type: ignore[no-untyped-call]
 
     parameters = 4 * sum(p.numel() for p in built.parameters())
-    return StepMemory(COPIES * parameters, math.ceil(peak_bytes(step) / images))
+    with _Counter() as counter:
+        step()
+    return StepMemory(
+        COPIES * parameters, math.ceil(counter.peak / images), counter.flops // images
+    )
 
 
 def memory_lines(config: Config) -> list[str]:
-    """What a GPU needs for a configuration, and what to set where it has less; for people."""
+    """What GPUs need for a configuration, and what to set where they have less; for people."""
     if isinstance(config.net, CustomNetConfig):
         return []
     found, train = step_memory(config), config.train
     share = f"{found.weights / GIGA:.2f} GB for weights and optimiser"
-    lines = [f"memory of a GPU, estimated: {share}, {found.image / GIGA:.3g} GB for each image"]
+    total = found.flops * train.batch_size * train.steps
+    lines = [
+        f"memory of a GPU, estimated: {share}, {found.image / GIGA:.3g} GB for each image",
+        f"arithmetic: {found.flops / 1e9:.3g} GFLOP for each image; all steps take "
+        f"{total / RATE / 86400:.3g} days where all GPUs together reach {RATE / 1e12:.0f} TFLOP/s",
+    ]
     for count in PROCESSES:
         images = train.batch_size // count
         if train.batch_size % count or images % train.accumulate or images < FEWEST:
