@@ -12,23 +12,21 @@ every block, so that a part of a long run is a result too, with its number of im
 from __future__ import annotations
 
 import argparse
-import hashlib
 import io
 import json
-import resource
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
+import codec_blocks
 import numpy as np
+from codec_blocks import encode_blocks, pixels_hash, speed
 
 import idode
 from idode.codec.archive import BLOCK
 from idode.codec.coder import Stack
 from idode.codec.coding import model_for
-from idode.codec.jobs import Encode, run_jobs
 from idode.codec.network import one_thread
 from idode.data.loading import load
 from idode.storage import write_atomically
@@ -40,21 +38,10 @@ MODELS = {
 }
 
 
-def cpu_of_children():
-    """Seconds of processor time of processes that have ended."""
-    found = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return found.ru_utime + found.ru_stime
-
-
 def save(path, value):
     """Write figures, and print those that are short."""
     write_atomically(path, json.dumps(value, indent=1) + "\n")
     print(json.dumps({k: v for k, v in value.items() if not isinstance(v, list)}), flush=True)
-
-
-def idode_command(*words):
-    """The program in a new process."""
-    return [sys.executable, "-m", "idode", *map(str, words)]
 
 
 def rate(args):
@@ -63,67 +50,41 @@ def rate(args):
     name = args.model or MODELS[kind]
     images = np.array(load(args.data).test[: args.limit])
     scheme = model_for(name).scheme(args.steps)
-    cache = args.cache / f"{kind}-{args.steps}"
+    size = args.block or min(BLOCK, -(-len(images) // args.jobs))
+    cache = args.cache / f"{kind}-{args.steps}-{size}"
     cache.mkdir(parents=True, exist_ok=True)
-    blocks = [images[lo : lo + BLOCK] for lo in range(0, len(images), BLOCK)]
-    files = [
-        cache / f"{i}-{hashlib.sha256(scheme.plan.hash().encode() + b.tobytes()).hexdigest()[:16]}"
-        for i, b in enumerate(blocks)
-    ]
-    waiting = [(f, b) for f, b in zip(files, blocks, strict=True) if not f.exists()]
-    began, used = time.perf_counter(), cpu_of_children()
-    made = run_jobs((Encode(scheme, b, False) for _, b in waiting), args.jobs, lambda n: None)
-    coded_now = sum(len(b) for _, b in waiting)
-    figures = {"data": kind, "model": name, "steps": args.steps, "jobs": args.jobs}
-    for (file, block), data in zip(waiting, made, strict=True):
-        write_atomically(file, data)
-        done = [(f, b) for f, b in zip(files, blocks, strict=True) if f.exists()]
-        size, values = sum(f.stat().st_size for f, _ in done), sum(b.size for _, b in done)
-        save(
-            args.out,
-            {
-                **figures,
-                "complete": False,
-                "images": sum(len(b) for _, b in done),
-                "blocks_bytes": size,
-                "bits_per_dim": 8 * size / values,
-                "encode_images_per_second": len(block)
-                * sum(f.exists() for f, _ in waiting)
-                / (time.perf_counter() - began),
-            },
-        )
-    encoded, used_encoding = time.perf_counter() - began, cpu_of_children() - used
-    with tempfile.TemporaryDirectory() as folder:
-        out, back = Path(folder) / "x.idode", Path(folder) / "back"
-        assemble(args, scheme, name, files, out)
-        began, used = time.perf_counter(), cpu_of_children()
-        subprocess.run(
-            idode_command("decompress", out, "--out", back, "--jobs", args.jobs, "--quiet"),
-            check=True,
-        )
-        decoded, used_decoding = time.perf_counter() - began, cpu_of_children() - used
-        (file,) = back.iterdir()
-        same = bool(np.array_equal(np.load(file), images))
-        size = out.stat().st_size
-        save(
-            args.out,
-            {
-                **figures,
-                "complete": True,
-                "images": len(images),
-                "archive_bytes": size,
-                "bits_per_dim": 8 * size / images.size,
-                "identical_in_a_new_process": same,
-                "encode_images_per_second": len(images) / encoded
-                if len(waiting) == len(files)
-                else None,
-                "decode_images_per_second": len(images) / decoded,
-                # Of one core, whatever else the machine does.
-                "encode_cpu_seconds_per_image": used_encoding / max(coded_now, 1),
-                "decode_cpu_seconds_per_image": used_decoding / len(images),
-                "sde_bound": sde_bound(args, name, images),
-            },
-        )
+    blocks = [images[lo : lo + size] for lo in range(0, len(images), size)]
+    figures = {"data": kind, "model": name, "steps": args.steps, "jobs": args.jobs, "block": size}
+
+    def part(done):
+        total, values = sum(f.stat().st_size for f, _ in done), sum(b.size for _, b in done)
+        found = {"images": sum(len(b) for _, b in done), "blocks_bytes": total}
+        rate = {"bits_per_dim": 8 * total / values}
+        save(args.out, {**figures, "complete": False, **found, **rate})
+
+    files, encoded = encode_blocks(scheme, blocks, cache, args.jobs, part)
+    archive = cache / f"{len(images)}.idode"
+    assemble(args, name, files, archive, size)
+    words = [archive, "--jobs", args.jobs, "--cache", cache]
+    told = subprocess.run(
+        [sys.executable, codec_blocks.__file__, *map(str, words)], check=True, capture_output=True
+    )
+    decoded = json.loads(told.stdout)
+    same = [d["pixels"] for d in decoded] == [pixels_hash(b) for b in blocks]
+    found = {
+        "complete": True,
+        "images": len(images),
+        "archive_bytes": archive.stat().st_size,
+        "bits_per_dim": 8 * archive.stat().st_size / images.size,
+        "identical_in_a_new_process": same,
+        **speed("encode", encoded, args.jobs),
+        **speed("decode", decoded, args.jobs),
+    }
+    save(args.out, {**figures, **found})
+    if args.bound:
+        bound = sde_bound(args, name, images)
+        excess = 100 * (found["bits_per_dim"] / bound["bits_per_dim"] - 1)
+        save(args.out, {**figures, **found, "sde_bound": bound, "excess_percent": excess})
 
 
 def excess(args):
@@ -161,7 +122,7 @@ def excess(args):
     save(args.out, {**rows, f"{kind}-{args.steps}": row})
 
 
-def assemble(args, scheme, name, files, out):
+def assemble(args, name, files, out, block):
     """The archive of blocks that are coded already."""
     from idode.codec.archive import write_archive
     from idode.codec.files import of_input
@@ -173,14 +134,13 @@ def assemble(args, scheme, name, files, out):
             contents,
             model_for(name),
             steps=args.steps,
+            block=block,
             coded=(f.read_bytes() for f in files),
         )
 
 
 def sde_bound(args, name, images):
-    """The bound of the same images, if asked for."""
-    if not args.bound:
-        return None
+    """The bound of the same images."""
     found = idode.load(name, device="cpu").sde_bound(images, draws=args.draws)
     return {
         "bits_per_dim": found.mean,
@@ -273,6 +233,7 @@ def main():
     parser.add_argument("--limit", type=int)
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--block", type=int, help="images of a block [1000, fewer of few images]")
     parser.add_argument(
         "--bound", action="store_true", help="also the SDE bound of the same images"
     )

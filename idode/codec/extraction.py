@@ -116,12 +116,7 @@ class Archive:
         A block is decoded once and kept until the last of the entries that needs it.
         """
         needed = self._needed(entries)
-        self._check_sections(entries, needed)
-        scheme = None
-        if any(self._groups[g].modelled for g, _ in needed):
-            scheme = check_header(self.header, model(), self.name)
-        work = (self._job(g, b, scheme) for g, b in needed)
-        decoded = run_jobs(work, min(jobs, len(needed)), progress)
+        decoded = run_jobs(self.jobs(entries, model), min(jobs, len(needed)), progress)
         last = {key: i for i, e in enumerate(entries) for key in self._needed([e])}
         blocks: dict[tuple[int, int], NDArray[np.uint8]] = {}
         order = iter(needed)
@@ -139,15 +134,23 @@ class Archive:
         self, entry: Entry, model: Callable[[], Model], jobs: int, progress: Progress
     ) -> NDArray[np.uint8]:
         """The images ``(N, C, H, W)`` of an entry."""
-        needed = self._needed([entry])
-        self._check_sections([entry], needed)
-        modelled = self._groups[entry.group].modelled
-        scheme = check_header(self.header, model(), self.name) if modelled else None
         try:
-            work = (self._job(g, b, scheme) for g, b in needed)
+            work = self.jobs([entry], model)
             return self._images(entry, list(run_jobs(work, jobs, progress)))
         except DamagedError as error:
             raise self._reader.damaged(str(error)) from None
+
+    def jobs(self, entries: Sequence[Entry], model: Callable[[], Model]) -> Iterator[Decode]:
+        """The blocks of some entries in the order they are first needed.
+
+        All sections are read, and the arithmetic compared, before the first one is handed out.
+        """
+        needed = self._needed(entries)
+        self._check_sections(entries, needed)
+        scheme = None
+        if any(self._groups[g].modelled for g, _ in needed):
+            scheme = check_header(self.header, model(), self.name)
+        return (self._job(g, b, scheme) for g, b in needed)
 
     def _check_sections(self, entries: Sequence[Entry], blocks: Sequence[tuple[int, int]]) -> None:
         """Refuse damage before the first file is written, and before any slow work."""
