@@ -73,6 +73,8 @@ def decode_block(
         raise DamagedError(f"a block of it declares more than {MAX_BLOCK_BYTES} values")
     reader = Reader(data)
     sizes = [reader.varint(count) for _ in range(reader.varint(count))]
+    if 0 in sizes or sum(sizes) > count:  # before anything of these sizes is decoded
+        raise DamagedError("a block of it has batches of impossible sizes")
     words = reader.take(4 * reader.varint(len(data) // 4))
     aside = _take_stored(reader, count)
     batches = []
