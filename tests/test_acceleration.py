@@ -14,14 +14,17 @@ import tiny
 import torch
 from safetensors.torch import load_file
 from test_training import Notes
+from torch.nn.parallel import DistributedDataParallel
 
 import idode
 from idode.errors import InputError
 from idode.likelihood.estimator import LikelihoodSettings
 from idode.numerics import float32_products
 from idode.ode.adams import Adams
-from idode.training.acceleration import Autocast, in_precision
+from idode.runs.run import build_net
+from idode.training.acceleration import Autocast, compile_in_place, in_precision
 from idode.training.finetuning import finetuned
+from idode.training.randomness import seeded_globally
 from idode.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -151,6 +154,41 @@ class TestCompilation:
         plain, compiled = state(tmp_path / "plain", 10), state(tmp_path / "compiled", 10)
         assert compiled.keys() == plain.keys()
         assert distance(plain, compiled) < 1e-4
+
+    @pytest.mark.once
+    @pytest.mark.filterwarnings("ignore")
+    def test_gradients_of_several_processes_are_exchanged_while_others_are_computed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A graph for each bucket of gradients: of a single one, all would come at its end."""
+        config, graphs = tiny.config("net.width=64", "net.dropout=0.2"), []
+
+        def backend(graph: torch.fx.GraphModule, _: object) -> object:
+            graphs.append(graph)
+            return graph.forward
+
+        quick = functools.partialmethod(torch.nn.Module.compile, backend=backend)
+        monkeypatch.setattr(torch.nn.Module, "compile", quick)
+        net = build_net(config)
+        torch.nn.init.normal_(net.conv_out.weight, generator=torch.Generator().manual_seed(0))
+        x, t = torch.ones(2, 1, 4, 4), torch.ones(2)
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            wrapped = DistributedDataParallel(net, bucket_cap_mb=1)
+            gradients = []
+            for compiled in (False, True):
+                if compiled:
+                    compile_in_place(wrapped, config)
+                net.zero_grad()
+                with seeded_globally(CPU, 0):
+                    wrapped(x, t).square().sum().backward()
+                gradients.append([p.grad.clone() for p in net.parameters()])
+        finally:
+            torch.distributed.destroy_process_group()
+        assert len(graphs) > 2
+        for plain, quick_one in zip(*gradients, strict=True):
+            torch.testing.assert_close(quick_one, plain)
 
     @pytest.mark.parametrize(
         "twice",
