@@ -36,7 +36,10 @@ def run(args: argparse.Namespace) -> int:
     from idode import __version__
     from idode.cli.tables import check_output, table, write_json
     from idode.data import default_root
-    from idode.runs.distributed import best_device
+    from idode.numerics import home_of_float64
+    from idode.runs.distributed import available_devices, best_device
+    from idode.runs.memory import available_bytes
+    from idode.training.acceleration import available_precisions
 
     check_output(args.json, args.force)
     # The version of the code that runs, installed or not.
@@ -47,8 +50,13 @@ def run(args: argparse.Namespace) -> int:
         except importlib.metadata.PackageNotFoundError:
             facts[name] = "not installed"
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    facts["devices"] = ", ".join(["cpu", *devices])
-    facts["default device"] = str(best_device())
+    others = [kind for kind in available_devices() if kind != "cuda"]
+    facts["devices"] = ", ".join([*reversed(others), *devices])
+    device = best_device()
+    facts["default device"] = str(device)
+    facts["its memory, GB"] = round(available_bytes(device) / 2**30, 1)
+    facts["training in"] = ", ".join(available_precisions(device))
+    facts["evaluation in"] = f"float32, sums in float64 on {home_of_float64(device)}"
     facts["threads"] = torch.get_num_threads()
     facts["data"] = str(default_root())
     facts["matmul_gflops"] = round(_matmul_rate(), 1)

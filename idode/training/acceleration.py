@@ -14,7 +14,7 @@ from idode.runs.config import Config
 
 AMPERE = (8, 0)  # compute capability from which NVIDIA's GPUs have TF32
 
-__all__ = ["Autocast", "compile_in_place", "in_precision", "refusal"]
+__all__ = ["Autocast", "available_precisions", "compile_in_place", "in_precision", "refusal"]
 
 
 class Autocast(nn.Module):
@@ -39,12 +39,18 @@ def in_precision(net: nn.Module, name: str, device: torch.device) -> nn.Module:
     """
     if name == "float32":
         return net
-    if not {"tf32": _has_tf32, "bf16": _has_bf16}[name](device):
+    if name not in available_precisions(device):
         raise InputError(
             f"train.precision={name}: {device} cannot compute in it; use float32, or another "
             "device"
         )
     return net if name == "tf32" else Autocast(net, device, torch.bfloat16)
+
+
+def available_precisions(device: torch.device) -> list[str]:
+    """Names of ``train.precision`` that a device computes in."""
+    able = {"float32": lambda _: True, "tf32": _has_tf32, "bf16": _has_bf16}
+    return [name for name, has in able.items() if has(device)]
 
 
 def _has_tf32(device: torch.device) -> bool:
