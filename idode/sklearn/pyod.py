@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import erf
-from scipy.stats import binom
+from scipy.stats import beta, binom
 from sklearn.base import BaseEstimator
-from sklearn.metrics import precision_score, roc_auc_score
 from sklearn.utils.validation import check_is_fitted
 
+from idode.detection.conformal import check_share
+from idode.detection.separation import auroc
 from idode.errors import InputError, choose
 from idode.sklearn.columns import Matrix
 from idode.sklearn.outliers import DiffusionOutlierDetector
@@ -119,11 +120,47 @@ class PyODDetector(BaseEstimator):  # type: ignore[misc]
         sure = 1 - binom.cdf(n - int(n * self.contamination), n, share)
         return np.asarray(np.where(scores > self.threshold_, sure, 1 - sure))
 
+    def predict_with_rejection(
+        self, X: ArrayLike, T: float = 32, return_stats: bool = False, delta: float = 0.1,
+        c_fp: float = 1, c_fn: float = 1, c_r: float = -1,
+    ) -> Any:  # noqa: ANN401  # fmt: skip
+        """1 for outliers, 0 for usual rows, -2 where another training set may say otherwise.
+
+        A label is kept if its confidence is outside of :math:`[e^{-T}, 1 - e^{-T}]`, after Perini
+        and Davis (2023). With ``return_stats`` also three numbers: the share of rows expected to
+        be rejected, a bound on it that holds with a chance of ``1 - delta`` (the inequality of
+        Dvoretzky, Kiefer and Wolfowitz for both ends), and a bound on the expected cost.
+
+        Args:
+            X: Rows or images.
+            T: Higher rejects more.
+            return_stats: Return those numbers as well.
+            delta: Chance that the bound fails.
+            c_fp: Cost of a usual row labelled 1.
+            c_fn: Cost of an outlier labelled 0.
+            c_r: Cost of a rejection; the contamination if negative.
+        """
+        labels, sure = self.predict(X, return_confidence=True)
+        labels = np.where(np.minimum(sure, 1 - sure) >= np.exp(-T), -2, labels)
+        if not return_stats:
+            return labels
+        check_share("delta", delta)
+        n, share = len(self.decision_scores_), self.contamination
+        outliers = max(1, int(n * share))
+        # The shares of rows above a score at which the label is the same with a chance of e^-T.
+        low, high = beta.ppf([np.exp(-T), -np.expm1(-T)], outliers, n - outliers + 1)
+        rejected = float(high - low)
+        bound = min(1.0, rejected + 2 * float(np.sqrt(np.log(2 / delta) / (2 * n))))
+        kept = min(share, low) * c_fp + min(share, 1 - high) * c_fn
+        return labels, [rejected, bound, float(kept + rejected * (share if c_r < 0 else c_r))]
+
     def predict_rank(self, X: ArrayLike, normalized: bool = False) -> Matrix:
         """Rank of each row among those of ``fit``; higher is more unusual."""
         scores = self.decision_function(X)
         rank = np.searchsorted(np.sort(self.decision_scores_), scores).astype(np.float64)
         return np.asarray(rank / len(self.decision_scores_) if normalized else rank)
+
+    _predict_rank = predict_rank  # what PyOD's combinations of detectors call
 
     def fit_predict(self, X: ArrayLike, y: object = None) -> NDArray[np.int64]:
         """The labels of the rows it is fitted to."""
@@ -136,15 +173,31 @@ class PyODDetector(BaseEstimator):  # type: ignore[misc]
         y: ArrayLike,
         scoring: str = "roc_auc_score",
     ) -> float:
-        """Fit, and compare the scores of the same rows with their labels ``y``."""
-        self.fit(X)
+        """Fit, and compare the scores of the same rows with their labels ``y``, 0 or 1."""
         truth = np.asarray(y)
-        if scoring == "roc_auc_score":
-            return float(roc_auc_score(truth, self.decision_scores_))
-        if scoring == "prc_n_score":
-            count = int(truth.sum())
-            top = np.argsort(-self.decision_scores_)[:count]
-            labels = np.zeros(len(truth), dtype=int)
-            labels[top] = 1
-            return float(precision_score(truth, labels))
-        raise InputError(f"scoring: must be 'roc_auc_score' or 'prc_n_score', got {scoring!r}")
+        if not (np.isin(truth, (0, 1)).all() and truth.min() < truth.max()):
+            raise InputError(
+                f"y: labels must be 0 for usual rows and 1 for outliers, and both must occur, got "
+                f"{np.unique(truth)[:5].tolist()}"
+            )
+        if scoring not in SCORINGS:
+            raise UnknownScoring(f"scoring: must be one of {', '.join(SCORINGS)}, got {scoring!r}")
+        self.fit(X)
+        return SCORINGS[scoring](truth, self.decision_scores_)
+
+
+class UnknownScoring(InputError, NotImplementedError):
+    """PyOD raises the second of these."""
+
+
+def _area(truth: NDArray[Any], scores: Matrix) -> float:
+    return auroc(scores[truth == 0], scores[truth == 1])
+
+
+def _precision_at_n(truth: NDArray[Any], scores: Matrix) -> float:
+    """Share of outliers among the rows with the highest scores, as many as there are outliers."""
+    top = np.argsort(-scores, kind="stable")[: int(truth.sum())]
+    return float(truth[top].mean())
+
+
+SCORINGS = {"roc_auc_score": _area, "prc_n_score": _precision_at_n}
