@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from idode.errors import InputError
 from idode.runs.distributed import World, best_device
 from idode.sampling.fid import FIDReference
 from idode.training import checkpoint
+from idode.training.trainer import Trainer
 
 # The learned density feeds back on the times, so a loss seen by one process only would show.
 HARD = ("objective.density=adaptive", "train.accumulate=2", "objective.augment=true")
@@ -209,6 +212,34 @@ def test_every_row_belongs_to_exactly_one_process_and_piece(size: int, pieces: i
         for row in range(16)[World(device, rank, size).rows(16, piece, pieces)]
     ]
     assert rows == list(range(16))  # in order, so that gathered losses meet their times
+
+
+class Watched(np.ndarray):
+    """Samples that note which of them are read."""
+
+    read: ClassVar[list[int]] = []
+
+    def __getitem__(self, key: object) -> object:
+        if isinstance(key, np.ndarray):
+            self.read.extend(key.tolist())
+        return np.asarray(self)[key]
+
+
+def test_a_process_reads_and_prepares_its_own_samples_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(World, "wrap", lambda _, net: net)  # no other process is there
+    second = World(torch.device("cpu"), rank=1, size=2)
+    data = tiny.dataset()
+    data = replace(data, train=data.train.view(Watched))
+    trainer = Trainer(tiny.new_run(tmp_path, "objective.augment=true"), data, second)
+    with trainer._loader(0) as loader:
+        batch = next(loader)()
+    assert len(batch.x0) == len(batch.eps) == len(batch.times.gamma) == 4
+    own = [trainer.batches.indices(step)[4:].tolist() for step in range(8)]
+    read = Watched.read
+    assert read[:4] == own[0]
+    assert read == [n for step in own for n in step][: len(read)]  # a few are read ahead
 
 
 def test_a_batch_that_cannot_be_shared_is_refused() -> None:
