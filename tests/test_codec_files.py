@@ -198,6 +198,44 @@ def test_other_arrays_are_kept_as_bytes(array):
     assert take_apart("x.npy", file.getvalue()) is None
 
 
+def packed_files(images: np.ndarray) -> dict[str, bytes]:
+    """Files of other formats that hold the images ``(N, 1, 8, 8)``."""
+    plain, small = io.BytesIO(), io.BytesIO()
+    np.savez(plain, x_train=images[:5, 0], y=np.arange(5), x_test=images[5:, 0], other=np.eye(3))
+    np.savez_compressed(small, labels=np.arange(9), images=images)
+    colours = np.random.default_rng(0).integers(0, 256, (4, 3072), dtype=np.uint8)
+    labels = np.array([[3, 42], [19, 99], [0, 0], [7, 7]], dtype=np.uint8)
+    return {
+        "plain.npz": plain.getvalue(),
+        "small.npz": small.getvalue(),
+        "images-idx3-ubyte": struct.pack(">4B3I", 0, 0, 8, 3, 9, 8, 8) + images.tobytes(),
+        "data_batch.bin": np.concatenate([labels[:, 1:] % 10, colours], axis=1).tobytes(),
+        "train.bin": np.concatenate([labels, colours], axis=1).tobytes(),
+    }
+
+
+def test_arrays_in_npz_idx_and_cifar_files_are_images_and_every_byte_comes_back(digits):
+    shapes = {"data_batch.bin": (4, 3, 32, 32), "train.bin": (4, 3, 32, 32)}
+    for name, data in packed_files(digits[:9]).items():
+        taken = take_apart(name, data)
+        assert taken is not None, name
+        assert taken.images.shape == shapes.get(name, (9, 1, 8, 8))
+        assert restore(taken.recipe, taken.images) == data
+        if name not in shapes:
+            assert np.array_equal(taken.images, digits[:9])
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.bin", "x-idx3-ubyte", "x.npy"])
+def test_files_of_other_content_under_such_names_are_kept_as_they_are(name, digits):
+    data = packed_files(digits[:9])
+    for broken in (b"", b"text", data["small.npz"][:-30], data["images-idx3-ubyte"][:-1]):
+        assert take_apart(name, broken) is None
+    assert take_apart("x.bin", bytes([11]) * 3073) is None  # no label of CIFAR-10
+    odd = io.BytesIO()
+    np.savez(odd, a=np.zeros(3), b=np.zeros((2, 8), dtype=np.uint8))
+    assert take_apart("x.npz", odd.getvalue()) is None
+
+
 @pytest.fixture
 def folder(tmp_path, digits):
     """Digits as PNG files, photographs of other sizes, files that are no images, odd names."""
@@ -424,8 +462,9 @@ HOSTILE = {
     "another group": lambda h, i, s: i["entries"][0].update(pixels=[9, 0, 1]),
     "another recipe": lambda h, i, s: i["entries"][0].update(recipe=7),
     "a recipe of no kind": lambda h, i, s: i["recipes"][0].update(kind="x"),
-    "a recipe without text": lambda h, i, s: i["recipes"][0].update(head=5),
-    "another array": lambda h, i, s: i["recipes"][0].update(shape=[1, 2]),
+    "a recipe without text": lambda h, i, s: i["recipes"][0].update(after=5),
+    "another array": lambda h, i, s: i["recipes"][0]["pieces"][0].update(count=3),
+    "an array of another shape": lambda h, i, s: i["recipes"][0].update(shape=[1, 4, 16]),
     "a large file": lambda h, i, s: i["entries"][2].update(size=10**15),
     "a longer file": lambda h, i, s: i["entries"][2].update(size=99),
     "another check": lambda h, i, s: i["entries"][2].update(check="00"),

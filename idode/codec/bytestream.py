@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 
 from idode.codec.coder import DamagedError
 
-__all__ = ["Reader", "digest", "varint", "whiten"]
+__all__ = ["Reader", "digest", "from_text", "to_text", "varint", "whiten"]
 
 DIGEST_BYTES = 8
 
@@ -37,6 +38,16 @@ def whiten(data: bytes) -> bytes:
     """Exclusive or with a fixed random stream, which makes any bytes good as a random source."""
     stream = hashlib.shake_128(b"idode codec").digest(len(data))
     return bytes(a ^ b for a, b in zip(data, stream, strict=True))
+
+
+def to_text(data: bytes) -> str:
+    """Bytes for JSON."""
+    return base64.b85encode(data).decode()
+
+
+def from_text(text: str) -> bytes:
+    """The inverse of :func:`to_text`."""
+    return base64.b85decode(text)
 
 
 class Reader:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idode.codec.coder import DamagedError
-from idode.codec.recipes import Recipe, array_recipe, take_apart
+from idode.codec.packed_arrays import array_recipe
+from idode.codec.recipes import Recipe, take_apart
 from idode.errors import InputError
 
 __all__ = ["Content", "check_name", "of_array", "of_input", "pack", "unpack"]

@@ -1,14 +1,13 @@
 """How a file follows from pixels: what is kept of it besides them.
 
-An array file is its header and its values. An image file is made again by the encoder and the
-settings that reproduce its bytes; a PNG file that none reproduces keeps its other chunks as they
-are, so that pixels, palette and metadata come back, though perhaps not the same deflated bytes.
-Everything else has no recipe and is kept as bytes.
+A file of arrays is its values and the bytes between them. An image file is made again by the
+encoder and the settings that reproduce its bytes; a PNG file that none reproduces keeps its other
+chunks as they are, so that pixels, palette and metadata come back, though perhaps not the same
+deflated bytes. Everything else has no recipe and is kept as bytes.
 """
 
 from __future__ import annotations
 
-import base64
 import io
 import struct
 import zlib
@@ -16,23 +15,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 from PIL import Image
 
+from idode.codec.bytestream import from_text, to_text
 from idode.codec.coder import DamagedError
+from idode.codec.packed_arrays import restore_packed, take_packed
 
-__all__ = ["Recipe", "Taken", "array_recipe", "restore", "take_apart"]
+__all__ = ["Recipe", "Taken", "restore", "take_apart"]
 
 Recipe = dict[str, Any]
 Images = NDArray[np.uint8]  # (N, C, H, W)
 
 MAX_PIXELS = 1 << 26
-LAYOUTS = {  # of an array: how it becomes (N, C, H, W)
-    "NCHW": (0, 1, 2, 3),
-    "NHWC": (0, 3, 1, 2),
-}
-CHANNELS = (1, 2, 3, 4)
 PLANES = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
 PNG_START = b"\x89PNG\r\n\x1a\n"
 ATTEMPTS: dict[str, tuple[dict[str, Any], ...]] = {  # settings of Pillow that files are made with
@@ -62,7 +57,8 @@ class Taken:
 def take_apart(name: str, data: bytes) -> Taken | None:
     """Pixels and recipe of a file; ``None`` for a file that must be kept as bytes."""
     try:
-        taken = _array(data) if name.lower().endswith(".npy") else _image(data)
+        packed = take_packed(name, data)
+        taken = _image(data) if packed is None else Taken(*packed, exact=True)
     except Exception:  # whatever a broken file leads a reader to: it is kept as bytes
         return None
     if taken is None:
@@ -74,7 +70,7 @@ def take_apart(name: str, data: bytes) -> Taken | None:
 
 def restore(recipe: Recipe, images: Images) -> bytes:
     """The file; :class:`DamagedError` where the recipe does not fit the images."""
-    kinds = {"npy": _restore_array, "pillow": _restore_pillow, "png": _restore_png}
+    kinds = {"packed": restore_packed, "pillow": _restore_pillow, "png": _restore_png}
     try:
         return kinds[recipe["kind"]](recipe, images)
     except DamagedError:
@@ -93,42 +89,6 @@ def _same_picture(one: bytes, other: bytes) -> bool:
         ) and a.tobytes() == b.tobytes()  # fmt: skip
 
 
-def array_recipe(shape: tuple[int, ...], layout: str = "NCHW") -> Recipe:
-    """Of a ``.npy`` file with values in order of rows."""
-    head = io.BytesIO()
-    described = {"descr": "|u1", "fortran_order": False, "shape": shape}
-    npy_format.write_array_header_1_0(head, described)
-    return {"kind": "npy", "head": _text(head.getvalue()), "shape": list(shape), "layout": layout}
-
-
-def _array(data: bytes) -> Taken | None:
-    file = io.BytesIO(data)
-    version = npy_format.read_magic(file)
-    if version != (1, 0):
-        return None
-    shape, fortran, dtype = npy_format.read_array_header_1_0(file)
-    if fortran or dtype != np.uint8 or len(shape) not in (3, 4) or 0 in shape:
-        return None
-    head = data[: file.tell()]
-    values = np.frombuffer(data, dtype=np.uint8, offset=len(head)).reshape(shape)
-    layout = "NHW"
-    if len(shape) == 4:
-        layout = "NHWC" if shape[3] in CHANNELS and shape[1] not in CHANNELS else "NCHW"
-    recipe = {"kind": "npy", "head": _text(head), "shape": list(shape), "layout": layout}
-    images = values[:, None] if layout == "NHW" else values.transpose(LAYOUTS[layout])
-    return Taken(np.ascontiguousarray(images), recipe, exact=True)
-
-
-def _restore_array(recipe: Recipe, images: Images) -> bytes:
-    if recipe["layout"] == "NHW":
-        values = images[:, 0]
-    else:
-        values = images.transpose(np.argsort(LAYOUTS[recipe["layout"]]))
-    if list(values.shape) != recipe["shape"]:
-        raise DamagedError("an array of it has another shape than declared")
-    return _bytes(recipe["head"]) + np.ascontiguousarray(values).tobytes()
-
-
 def _image(data: bytes) -> Taken | None:
     with Image.open(io.BytesIO(data)) as picture:
         if picture.width * picture.height > MAX_PIXELS or getattr(picture, "n_frames", 1) > 1:
@@ -144,7 +104,7 @@ def _image(data: bytes) -> Taken | None:
             if picture.mode == "P":
                 palette = picture.palette
                 assert palette is not None
-                recipe["palette"] = [palette.mode, _text(bytes(palette.palette))]
+                recipe["palette"] = [palette.mode, to_text(bytes(palette.palette))]
             if _same(recipe, images, data):
                 return Taken(images, recipe, exact=True)
     if kind == "PNG":
@@ -178,7 +138,7 @@ def _restore_pillow(recipe: Recipe, images: Images) -> bytes:
     elif mode == "P":
         picture = Image.fromarray(planes[0], mode="L")
         of, palette = recipe["palette"]
-        picture.putpalette(_bytes(palette), of)
+        picture.putpalette(from_text(palette), of)
     else:
         pixels = planes[0] if len(planes) == 1 else planes.transpose(1, 2, 0)
         picture = Image.fromarray(np.ascontiguousarray(pixels))
@@ -215,8 +175,8 @@ def _png_recipe(data: bytes, images: Images) -> Recipe:
         raise ValueError("other planes than the image has")
     filters = rows[::stride]
     base = {
-        "kind": "png", "before": _text(data[:first]), "after": _text(data[last:]),
-        "filters": _text(zlib.compress(filters, 9)), "sizes": sizes,
+        "kind": "png", "before": to_text(data[:first]), "after": to_text(data[last:]),
+        "filters": to_text(zlib.compress(filters, 9)), "sizes": sizes,
     }  # fmt: skip
     for level in (6, 9, 1, -1):
         recipe = {**base, "level": level}
@@ -230,22 +190,14 @@ def _restore_png(recipe: Recipe, images: Images) -> bytes:
 
     (planes,) = images
     height = planes.shape[1]
-    filters = zlib.decompressobj().decompress(_bytes(recipe["filters"]), height + 1)
+    filters = zlib.decompressobj().decompress(from_text(recipe["filters"]), height + 1)
     pixels = np.ascontiguousarray(planes.transpose(1, 2, 0)).reshape(height, -1)
     packed = zlib.compress(filtered(pixels, filters, len(planes)), recipe["level"])
-    parts, at = [_bytes(recipe["before"])], 0
+    parts, at = [from_text(recipe["before"])], 0
     for size in recipe["sizes"] or [len(packed)]:
         body = b"IDAT" + packed[at : at + size]
         parts += [struct.pack(">I", len(body) - 4), body, struct.pack(">I", zlib.crc32(body))]
         at += size
     if at < len(packed):
         raise DamagedError("a PNG file of it is longer than declared")
-    return b"".join([*parts, _bytes(recipe["after"])])
-
-
-def _text(data: bytes) -> str:
-    return base64.b85encode(data).decode()
-
-
-def _bytes(text: str) -> bytes:
-    return base64.b85decode(text)
+    return b"".join([*parts, from_text(recipe["after"])])
