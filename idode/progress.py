@@ -83,9 +83,13 @@ class Bar:
             tqdm.write(one_line(text), file=sys.stderr)
 
     def progress(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Move the bar to ``step``; shows the latest loss and held-out value in bits/dim."""
+        """Move the bar to ``step``; shows the latest loss and held-out value in bits/dim.
+
+        ``steps`` among the metrics is how many there will be, where that changes on the way.
+        """
         shown = {k: f"{metrics[k]:.3f}" for k in ("loss", "held_out") if k in metrics}
         bar = self._late.bar
+        bar.total = int(metrics.get("steps", bar.total))
         bar.set_postfix(shown, refresh=False)
         if bar.n == 0 and step > 1:  # resumed: the rate is that of this process
             bar.initial = bar.n = bar.last_print_n = step - 1

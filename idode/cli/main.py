@@ -24,7 +24,7 @@ to begin:
   idode demo                                          train, evaluate, sample on digits: minutes
   idode evaluate pretrained:digits --limit 16         bits/dim of a model of this package
   idode sample pretrained:digits --out samples.png    samples of it
-  idode train digits --data folder:PATH --out RUN     train on small images of your own"""
+  idode train folder:PATH --minutes 30 --out RUN      train on small images of your own"""
 
 
 def overview() -> Parser:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING, Any
 
 from idode.cli.options import (
     add_training_arguments,
@@ -10,7 +11,11 @@ from idode.cli.options import (
     print_summary,
     training_arguments,
 )
-from idode.cli.parsing import add_data_argument
+from idode.cli.parsing import above_zero, add_data_argument
+from idode.errors import InputError
+
+if TYPE_CHECKING:
+    from idode.runs.config import Config
 
 __all__ = ["SHARED", "add_arguments", "run"]
 
@@ -20,7 +25,10 @@ SHARED = True  # between the processes of torchrun
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode train``."""
     parser.add_argument(
-        "preset", nargs="?", metavar="PRESET", help="network and settings; --list shows them"
+        "preset",
+        nargs="?",
+        metavar="PRESET",
+        help="network and settings, --list shows them; with --minutes it may be a data set",
     )
     parser.add_argument(
         "--list", action="store_true", help="list the presets and the systems, and stop"
@@ -29,6 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--system",
         metavar="NAME",
         help="objective and schedule of a named system, see --list [i-DODE]",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=above_zero,
+        metavar="M",
+        help="wall-clock time instead of --steps; without a preset, network and batch follow too",
     )
     add_data_argument(parser, default="the preset's")
     add_training_arguments(parser, steps="the preset's", seed="the preset's")
@@ -51,26 +65,63 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         list_names()
         return 0
-    given = training_arguments(args)
+    given = training_arguments(args) | {"minutes": args.minutes, "system": args.system}
+    preset, data = _preset_and_data(args)
 
     import time
 
-    from idode.training.resolve import training_config
     from idode.training.train import train
 
     if args.dry_run:
-        config = training_config(args.preset, system=args.system, **given)
-        print_settings(config, args.quiet)
+        print_settings(_settings(preset, data, args.device, given), args.quiet)
         return 0
     began = time.perf_counter()
-    trained = train(
-        args.preset,
-        data=args.data,
-        system=args.system,
-        device=args.device,
-        progress=not args.quiet,
-        **given,
-    )
+    trained = train(preset, data=data, device=args.device, progress=not args.quiet, **given)
     if not args.quiet:
         print_summary(trained, time.perf_counter() - began, args.device)
     return 0
+
+
+def _preset_and_data(args: argparse.Namespace) -> tuple[str | None, str | None]:
+    """Preset and data; what is given in place of a preset may be the data."""
+    from idode.runs.presets import PRESETS
+
+    if args.preset is None or args.preset in PRESETS or args.data is not None:
+        return args.preset, args.data
+    if args.minutes is not None:
+        return None, args.preset
+    if ":" in args.preset:
+        raise InputError(
+            f"{args.preset} is a data set and no preset: say how long to train with --minutes M, "
+            f"or choose a preset, as in `idode train images --data {args.preset}`"
+        )
+    return args.preset, None
+
+
+def _settings(
+    preset: str | None, data: str | None, device: str | None, given: dict[str, Any]
+) -> Config:
+    """What a training would have; with minutes, the speed of this machine is measured."""
+    from idode.training.resolve import training_config
+
+    if given["minutes"] is None:
+        return training_config(preset, **given)
+    from idode.data.loading import load
+    from idode.runs.config import fit
+    from idode.runs.distributed import World, best_device
+    from idode.training.plan import scheduled, suited
+
+    world = World(best_device(device))
+
+    def asked(minutes: float) -> Config:
+        return suited(load(_given(data)), minutes, world)
+
+    config = training_config(preset, suited=asked, **given)
+    found = load(_given(data or config.data))
+    return scheduled(fit(config, found.levels, found.shape), found, world)
+
+
+def _given(data: str | None) -> str:
+    if data is None:
+        raise InputError("no data is given, and the preset has none: give it with --data")
+    return data

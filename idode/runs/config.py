@@ -105,6 +105,8 @@ class TrainConfig:
         compile: Pass the network through torch.compile; not for the second order.
         optimizer: ``adamw``, the paper's, or ``muon`` for the kernels of hidden layers.
         matrix_lr: Learning rate of Muon after warm-up; everything else has ``lr``.
+        minutes: Wall-clock time after which training ends: ``steps`` is then an estimate that
+            follows the speed of the machine. ``None`` for exactly ``steps``.
     """
 
     steps: int = 6_000_000
@@ -131,6 +133,7 @@ class TrainConfig:
     compile: bool = new_field(False)
     optimizer: str = new_field("adamw")
     matrix_lr: float = new_field(0.02)
+    minutes: float | None = new_field(None)
 
     def __post_init__(self) -> None:
         ones = ("steps", "batch_size", "accumulate", "log_every", "evaluate_every")
@@ -138,6 +141,8 @@ class TrainConfig:
         at_least(self, **dict.fromkeys(("lr", "warmup", "eps", "weight_decay", "clip", "seed"), 0))
         at_least(self, density_lr=0, sample_every=0, matrix_lr=0)
         choose("precision", self.precision, dict.fromkeys(PRECISIONS))
+        if self.minutes is not None and not 0 < self.minutes < 1e6:
+            raise InputError(f"minutes={self.minutes}: must be above 0 and below a million")
         if len(self.betas) != 2 or not all(0 <= b < 1 for b in (*self.betas, self.ema)):
             raise InputError(
                 f"betas={self.betas}, ema={self.ema}: two betas and one rate, from 0 to below 1"

@@ -109,6 +109,7 @@ CIFAR10_SMALL = replace(
     model=ModelConfig(shape=(3, 32, 32)),
     train=replace(FASHION.train, steps=5_500),
 )
+IMAGES = replace(FASHION, name="images", data=None)
 VECTORS = Config(
     name="vectors",
     data=None,
@@ -122,6 +123,7 @@ SUMMARIES: dict[str, str] = {
     "digits": "8x8 digits, minutes on two cores",
     "fashion-mnist-small": "Fashion-MNIST, half an hour on one core",
     "cifar10-small": "CIFAR-10, half an hour on one core",
+    "images": "images of your own: give them with --data folder:PATH",
     "vectors": "a table of numbers: give it with --data csv:PATH or npy:PATH",
     "cifar10-vp": "the paper: CIFAR-10, variance preserving",
     "cifar10-sp": "the paper: CIFAR-10, straight path",
@@ -137,6 +139,7 @@ PRESETS: dict[str, Config] = {
         DIGITS,
         FASHION,
         CIFAR10_SMALL,
+        IMAGES,
         VECTORS,
         CIFAR10,
         straight(CIFAR10, "cifar10-sp", -11.9),

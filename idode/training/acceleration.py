@@ -6,6 +6,8 @@ Neither is what is computed from the network's output (loss, sums).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +16,7 @@ from idode.runs.config import Config
 
 AMPERE = (8, 0)  # compute capability from which NVIDIA's GPUs have TF32
 
-__all__ = ["Autocast", "available_precisions", "compile_in_place", "in_precision", "refusal"]
+__all__ = ["Autocast", "available_precisions", "compile_in_place", "in_precision"]
 
 
 class Autocast(nn.Module):
@@ -68,8 +70,11 @@ def _has_bf16(device: torch.device) -> bool:
     return works and (device.type != "cuda" or torch.cuda.is_bf16_supported())
 
 
-def compile_in_place(net: nn.Module, config: Config) -> None:
-    """Compile the network's forward pass; the names of its parameters stay the same."""
+def compile_in_place(net: nn.Module, config: Config, step: Callable[[], None]) -> None:
+    """Compile the network's forward pass; the names of its parameters stay the same.
+
+    ``step`` is then computed once: a failure is refused before anything is written.
+    """
     if config.objective.differentiates:
         raise InputError(
             "train.compile=true is for first-order matching: a compiled network cannot be "
@@ -77,12 +82,11 @@ def compile_in_place(net: nn.Module, config: Config) -> None:
             "it off"
         )
     net.compile(dynamic=False)  # shapes never change, and symbolic ones do not always compile
-
-
-def refusal(error: Exception) -> InputError:
-    """The error for a first pass through a compiled network that fails."""
-    reason = str(error).strip().splitlines() or [type(error).__name__]
-    return InputError(
-        f"train.compile=true does not work here ({reason[0]}): install a C++ compiler such as "
-        "g++ if that is what is missing, or leave it off"
-    )
+    try:
+        step()
+    except (RuntimeError, OSError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(
+            f"train.compile=true does not work here ({reason[0]}): install a C++ compiler such as "
+            "g++ if that is what is missing, or leave it off"
+        ) from None

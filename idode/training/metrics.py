@@ -112,9 +112,9 @@ class MetricsLog:
                 if name != "step" and isinstance(value, int | float):
                     self._board.add_scalar(name, value, line["step"])
 
-    def show(self, name: str, picture: Picture, step: int) -> None:
-        """Pass a picture ``(H, W, C)`` to TensorBoard; its file is written elsewhere."""
-        if self._board is not None:
+    def show(self, name: str, picture: Picture | None, step: int) -> None:
+        """Pass a picture ``(H, W, C)``, if any, to TensorBoard; its file is written elsewhere."""
+        if self._board is not None and picture is not None:
             self._board.add_image(name, picture, step, dataformats="HWC")
 
     def __enter__(self) -> MetricsLog:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
+from idode.data.identity import same_data
 from idode.errors import InputError, choose
 from idode.nets.config import CustomNetConfig
 from idode.runs.config import Config, fit, override
@@ -19,7 +20,7 @@ from idode.runs.systems import apply
 from idode.training import checkpoint
 from idode.training.finetuning import finetuned
 
-__all__ = ["check_net", "finetuning_config", "training_config"]
+__all__ = ["check_data", "check_net", "finetuning_config", "training_config"]
 
 
 def training_config(
@@ -31,20 +32,25 @@ def training_config(
     seed: int | None = None,
     settings: Iterable[str] = (),
     system: str | None = None,
+    minutes: float | None = None,
     resume: bool = False,
     force: bool = False,
+    suited: Callable[[float], Config] | None = None,
 ) -> Config:
     """The settings that :func:`idode.train` would use; nothing is written.
 
-    The arguments are those of :func:`idode.train`; without ``out`` no folder is looked at.
+    The arguments are those of :func:`idode.train`; without ``out`` no folder is looked at, and
+    ``suited`` finds settings for some minutes, for a new run without a preset.
     """
-    changes = _changes(settings, steps, seed)
+    changes = _changes(settings, steps, seed, minutes)
     found = None if out is None else claim(out, resume=resume, force=force)
     if found is not None:
         return _resumed_training(found, config, changes, system)
+    if config is None and minutes is not None and suited is not None:
+        config = suited(minutes)
     if config is None:
         presets = ", ".join(PRESETS)
-        raise InputError(f"no preset is given: choose one of {presets}")
+        raise InputError(f"no preset is given: choose one of {presets}, or give data and minutes")
     chosen = choose("preset", config, PRESETS) if isinstance(config, str) else config
     if system is not None:
         chosen = apply(chosen, system)
@@ -105,10 +111,24 @@ def check_net(config: Config, net: nn.Module) -> None:
         )
 
 
-def _changes(settings: Iterable[str], steps: int | None, seed: int | None) -> list[str]:
+def check_data(before: Run, run: Run) -> None:
+    """A run is resumed with the data it began with."""
+    began, given = before.identity, run.identity
+    if began is not None and given is not None and not same_data(began, given):
+        raise InputError(
+            f"{run.path} began with other data ({began}) than is given ({given}): resume with its "
+            "own"
+        )
+
+
+def _changes(
+    settings: Iterable[str], steps: int | None, seed: int | None, minutes: float | None = None
+) -> list[str]:
+    if steps is not None and minutes is not None:
+        raise InputError(f"steps={steps} and minutes={minutes:g} are given: choose one of them")
     if isinstance(settings, str):
         raise InputError(f"settings is a list of NAME=VALUE, got {settings!r}: put it in brackets")
-    short = {"train.steps": steps, "train.seed": seed}
+    short = {"train.steps": steps, "train.seed": seed, "train.minutes": minutes}
     return [*settings, *(f"{name}={value}" for name, value in short.items() if value is not None)]
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from idode.data.identity import same_data
 from idode.data.memory import MEMORY, Data, as_dataset, spec_of
 from idode.errors import InputError
 from idode.progress import Bar
@@ -20,8 +19,14 @@ from idode.runs.distributed import World, joined
 from idode.runs.folder import claim, writing_run
 from idode.runs.run import Parent, Run, holds_run, open_run, shell_command
 from idode.training.finetuning import parent_of, starting_state
+from idode.training.plan import described, scheduled, suited
 from idode.training.reporter import TrainingResult
-from idode.training.resolve import check_net, finetuning_config, training_config
+from idode.training.resolve import (
+    check_data,
+    check_net,
+    finetuning_config,
+    training_config,
+)
 from idode.training.trainer import Trainer
 
 __all__ = ["finetune", "train"]
@@ -37,6 +42,7 @@ def train(
     seed: int | None = None,
     settings: Iterable[str] = (),
     system: str | None = None,
+    minutes: float | None = None,
     resume: bool = False,
     force: bool = False,
     device: str | None = None,
@@ -50,7 +56,7 @@ def train(
 
     Args:
         config: A preset such as ``"digits"``, or a :class:`~idode.runs.config.Config`; may be
-            left out to resume a run.
+            left out to resume a run, or where ``data`` and ``minutes`` are given.
         out: Folder of the run. Other files in it are never touched.
         data: A spec such as ``"cifar10"`` or ``"folder:PATH"``, a data set, or a pair of arrays
             ``(train, test)``; by default that of ``config``.
@@ -61,6 +67,8 @@ def train(
         seed: Seed of everything random; by default that of ``config``.
         settings: Changes to any setting as ``"NAME=VALUE"``, such as ``"train.lr=1e-3"``.
         system: Objective and schedule of a named system, such as ``"vdm"``.
+        minutes: Wall-clock time in place of ``steps``: they follow from the measured speed, and
+            are adjusted on the way to end on time; without ``config`` so do network and batch.
         resume: Continue the run in the folder from its last checkpoint, or start a new one if
             there is none.
         force: Replace the run in the folder, which is kept until the new one has a checkpoint.
@@ -83,8 +91,10 @@ def train(
                 seed=seed,
                 settings=changes,
                 system=system,
+                minutes=minutes,
                 resume=resume,
                 force=force,
+                suited=job.suited(world),
             ),
         )
         run, result = job.carry_out(agreed, world)
@@ -194,6 +204,13 @@ class _Job:
     force: bool
     progress: bool
 
+    def suited(self, world: World) -> Callable[[float], Config] | None:
+        """Finds network and batch for the data, where there is any, and some minutes."""
+        data = self.data
+        if data is None:
+            return None
+        return lambda minutes: suited(as_dataset(data), minutes, world)
+
     def carry_out(
         self,
         config: Config,
@@ -221,11 +238,15 @@ class _Job:
         if self.net is not None:
             check_net(config, self.net)
         begun = world.writes and self.resume and holds_run(self.out)
+        timed = fitted.train.minutes is not None
+        if timed:
+            new = fitted
+            fitted = _agreed(world, lambda: new if begun else scheduled(new, data, world))
         before = open_run(self.out) if begun else None
         run = Run(self.out, fitted, data.identity, _origin(before, parent))
         trainer = Trainer(run, data, world, start=start, net=self.net)  # writes nothing yet
         if before is not None:
-            _check_data(before, run)
+            check_data(before, run)
         if self.force:
             trainer.try_step()  # whatever it raises, the run in the folder is still there
         with (
@@ -236,7 +257,10 @@ class _Job:
                 trainer.reporter = bar
             if self.resume and before is None:
                 bar.notice(f"there is no run in {self.out} to resume: a new one starts")
-            return run, trainer.train()
+            if timed:
+                bar.notice(described(fitted))
+            result = trainer.train()
+            return trainer.run, result
 
     @contextlib.contextmanager
     def _folder(self, world: World) -> Iterator[None]:
@@ -274,13 +298,3 @@ def _origin(before: Run | None, parent: Parent | None) -> Parent | None:
             f"from the last checkpoint by {command}"
         )
     return parent
-
-
-def _check_data(before: Run, run: Run) -> None:
-    """A run is resumed with the data it began with."""
-    began, given = before.identity, run.identity
-    if began is not None and given is not None and not same_data(began, given):
-        raise InputError(
-            f"{run.path} began with other data ({began}) than is given ({given}): resume with its "
-            "own"
-        )

@@ -21,12 +21,14 @@ from idode.diffusion.noise_levels import Adaptive
 from idode.diffusion.objectives import Losses
 from idode.errors import InputError
 from idode.numerics import double, float32_products
+from idode.runs.config import TrainConfig
 from idode.runs.distributed import World
 from idode.runs.folder import settle
 from idode.runs.memory import check_training_size
 from idode.runs.run import Run, diffusion_ode, save_model
 from idode.training import checkpoint
-from idode.training.acceleration import compile_in_place, in_precision, refusal
+from idode.training.acceleration import compile_in_place, in_precision
+from idode.training.budget import Budget
 from idode.training.grids import draw_grid, drawable
 from idode.training.held_out import held_out_bits
 from idode.training.interruption import Agreement, Interruption
@@ -85,7 +87,7 @@ class Trainer:
         self.pace = (0, 0.0)  # steps since the last line of metrics, and the seconds they took
         self.draws = self.settings.sample_every > 0 and drawable(run.config)
         if self.settings.compile:
-            self._compile()
+            compile_in_place(self.net, run.config, self.try_step)
 
     def train(self) -> TrainingResult:
         """Write ``config.json`` and train to the configured number of steps, or until Ctrl-C."""
@@ -94,18 +96,18 @@ class Trainer:
         if self.world.writes:
             self.run.write_config()
         self._check_origin(self.state.restore(self.run, self.world, self.reporter.notice))
-        began, first = time.perf_counter(), self.state.step
+        began, first, stopped = time.perf_counter(), self.state.step, False
         if self.settings.sample_every and not self.draws:
             self.reporter.notice("no grids of samples: the data is not images of 1 or 3 colours")
         if first and self.world.writes:  # a kill may have come between checkpoint and model
             save_model(self.run.path, self.state.average.net.state_dict())
-        stopped = False
         with (
             Interruption() as interruption,
             self._loader(first) as loader,
             MetricsLog(self.run.metrics if self.world.writes else None, first) as log,
         ):
-            agreement = Agreement(self.world)
+            agreement, minutes = Agreement(self.world), self.settings.minutes
+            budget = None if minutes is None else Budget(minutes, first, self.settings.steps)
             while self.state.step < self.settings.steps and not stopped:
                 start = time.perf_counter()
                 self._advance(next(loader)(), log)
@@ -113,6 +115,8 @@ class Trainer:
                 line = self._metrics(log, stopped)
                 self.pace = (self.pace[0] + 1, self.pace[1] + time.perf_counter() - start)
                 self._record(line, log, stopped)
+                if budget is not None and line and self.state.step < self.settings.steps:
+                    self._replan(budget)
             agreement.settle()
         return TrainingResult(
             step=self.state.step,
@@ -122,29 +126,31 @@ class Trainer:
             seconds=time.perf_counter() - began,
         )
 
-    def _compile(self) -> None:
-        """Compile by computing one step: a failure is refused before anything is written."""
-        compile_in_place(self.net, self.run.config)
-        try:
-            self.try_step()
-        except (RuntimeError, OSError) as error:
-            raise refusal(error) from None
-
     def fit_pieces(self) -> None:
         """Cut batches into twice as many pieces while they do not fit; the run remembers it."""
-        rows, config = self.own.stop - self.own.start, self.run.config
+        rows = self.own.stop - self.own.start
         found = pieces_that_fit(self.try_step, rows, self.settings.accumulate, self.world)
         if found != self.settings.accumulate:
             self.reporter.notice(f"memory: train.accumulate is {found} from now on")
-            self.settings = replace(self.settings, accumulate=found)
-            self.run = replace(self.run, config=replace(config, train=self.settings))
+            self._adjust(replace(self.settings, accumulate=found))
+
+    def _adjust(self, settings: TrainConfig) -> None:
+        """Change settings on the way; the run remembers them."""
+        self.settings = settings
+        self.run = replace(self.run, config=replace(self.run.config, train=self.settings))
+
+    def _replan(self, budget: Budget) -> None:
+        """As many steps as the time allows, the same for all processes."""
+        steps = int(self.world.agree(str(budget.steps(self.state.step))))
+        self.latest["steps"] = steps
+        self._adjust(replace(self.settings, steps=steps))
 
     def try_step(self, pieces: int | None = None) -> None:
         """Compute gradients and forget them: what fails, fails here; in pieces, alone."""
         with self._loader(0) as loader:
             batch = next(loader)()
         kept = {name: x.clone() for name, x in self.state.net.named_buffers()}
-        self._gradients(batch, pieces)
+        self.gradients(batch, pieces)
         self.state.optimiser.zero_grad()
         for name, x in self.state.net.named_buffers():  # a network of the user's may count
             x.copy_(kept[name])
@@ -182,7 +188,7 @@ class Trainer:
     def _advance(self, batch: Batch, log: MetricsLog) -> None:
         """One optimiser step; nothing is read from a GPU, so that the host runs ahead of it."""
         state, step = self.state, self.state.step
-        losses, norm, density = self._gradients(batch)
+        losses, norm, density = self.gradients(batch)
         total = losses.total(self.run.config.objective.ratio)
         scaled = double(total) / density
         self.watch.see(step, scaled, norm)
@@ -200,7 +206,7 @@ class Trainer:
         second = double(losses.second) / density
         state.interval.add(scaled, second, norm, self.watch.diverged)
 
-    def _gradients(self, batch: Batch, trial: int | None = None) -> tuple[Losses, Tensor, Tensor]:
+    def gradients(self, batch: Batch, trial: int | None = None) -> tuple[Losses, Tensor, Tensor]:
         """Gradients into the network; losses ``(B,)`` of this process, the norm, the density."""
         settings, state, world = self.settings, self.state, self.world
         state.net.train()
@@ -229,8 +235,7 @@ class Trainer:
 
     def _check_diverged(self, log: MetricsLog) -> None:
         """Save the state before a step that went wrong, and name the samples to blame."""
-        found = self.watch.found()
-        if found is None:
+        if (found := self.watch.found()) is None:
             return
         step, scaled, norm = found
         self.state.counter.fill_(step)
@@ -277,24 +282,19 @@ class Trainer:
             log.write({"step": done, **line})
         # Before the checkpoint: after a kill in between, the same grid is drawn again.
         if self.draws and self.world.writes and self._due(settings.sample_every):
-            self._draw(log)
+            path, config = self.run.sample_grid(done), self.run.config
+            log.show("samples", draw_grid(path, self.average, config, self.reporter.notice), done)
         if stopped or self._due(settings.checkpoint_every):
             self.save(line.get("held_out"))
         self.reporter.progress(done, self.latest)
 
-    def _draw(self, log: MetricsLog) -> None:
-        """A grid of samples of the averaged weights."""
-        step = self.state.step
-        path = self.run.sample_grid(step)
-        picture = draw_grid(path, self.average, self.run.config, self.reporter.notice)
-        if picture is not None:
-            log.show("samples", picture, step)
-
     def save(self, held_out: float | None) -> None:
         """A checkpoint and the model, on the process that writes."""
+        state = self.state
         if self.world.writes:
-            state = self.state
-            tensors, keep = state.tensors(), self.settings.keep
-            checkpoint.save(self.run.checkpoints, state.step, tensors, held_out, keep)
+            if self.settings.minutes is not None:
+                self.run.write_config()  # the steps as they are planned now
+            place, keep = (self.run.checkpoints, state.step), self.settings.keep
+            checkpoint.save(*place, state.tensors(), held_out, keep)
             save_model(self.run.path, state.average.net.state_dict())
             settle(self.run.path)

@@ -1,0 +1,110 @@
+"""Settings for a training of given minutes on any data, from the measured speed of this machine.
+
+What is known of networks for a given compute is in docs/results/networks.md and training.md.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+
+from idode.data.prepared import Dataset
+from idode.nets.config import UNetConfig
+from idode.runs.config import Config, fit, override
+from idode.runs.distributed import World
+from idode.runs.presets import PRESETS
+from idode.training.speed import step_seconds
+
+__all__ = ["Speed", "described", "scheduled", "suited"]
+
+Speed = Callable[[Config, Dataset, World], list[float]]
+"""Seconds of some steps of a training."""
+
+# Width, depth and halvings, by compute; the second is that of the presets.
+SMALL, MEDIUM, LARGE = (32, 2, 0), (32, 3, 1), (64, 4, 1)
+FEWEST, MANY = 600, 12_000  # steps that the medium network should have, and those that allow more
+TINY_SIDE = 16  # of images that are never halved
+BATCHES = (16, 32, 64, 128)
+ENOUGH = 8_000  # steps; with more of them, larger batches
+PASSES, DROPOUT = 200, 0.1  # through the training data, from which on there is dropout
+LINES, EVALUATIONS = 100, 5  # of metrics and held-out values in a training
+SHARE, DRAWS, BACKWARD = 0.03, 8, 3  # of the time for evaluation; forward passes
+
+
+def suited(data: Dataset, minutes: float, world: World, speed: Speed = step_seconds) -> Config:
+    """Network and batch for the shape of the data, its size, and the time.
+
+    Args:
+        data: What is trained on.
+        minutes: Of training.
+        world: The device.
+        speed: Measures a configuration.
+    """
+    if len(data.shape) != 3 or data.levels is None:
+        return PRESETS["vectors"]
+
+    def sized(size: tuple[int, int, int]) -> Config:
+        width, depth, halvings = size
+        names = [f"net.width={width}", f"net.depth={depth}", f"net.halvings={halvings}"]
+        return fit(override(PRESETS["images"], names), data.levels, data.shape)
+
+    def affords(config: Config) -> int:
+        return int(60 * minutes / statistics.median(speed(config, data, world)))
+
+    halved = min(data.shape[1:]) > TINY_SIDE and not any(n % 2 for n in data.shape[1:])
+    chosen = sized(MEDIUM if halved else SMALL)
+    steps = affords(chosen)
+    if steps < FEWEST and halved:
+        chosen = sized(SMALL)
+        steps = affords(chosen)
+    elif steps > MANY and halved:
+        chosen = sized(LARGE)
+        steps = affords(chosen)
+    batch = next((b for b in BATCHES if steps * BATCHES[0] / b <= ENOUGH), BATCHES[-1])
+    passes = steps * BATCHES[0] / len(data.train)
+    dropout = DROPOUT if passes > PASSES else 0.0
+    return override(chosen, [f"net.dropout={dropout}", f"train.batch_size={batch}"])
+
+
+def scheduled(config: Config, data: Dataset, world: World, speed: Speed = step_seconds) -> Config:
+    """Steps that fill ``train.minutes``, decayed to zero, with everything at matching intervals.
+
+    Args:
+        config: Settings, fitted to the data.
+        data: What is trained on.
+        world: The device.
+        speed: Measures a configuration.
+    """
+    train = config.train
+    assert train.minutes is not None
+    pace = statistics.median(speed(config, data, world))
+    steps = max(1, int(60 * train.minutes * (1 - SHARE) / pace))
+    # A held-out value takes DRAWS forward passes an image, a step BACKWARD of them.
+    count = int(SHARE * steps * BACKWARD * train.batch_size / (DRAWS * EVALUATIONS))
+    often = max(1, steps // EVALUATIONS)
+    return replace(
+        config,
+        train=replace(
+            train,
+            steps=steps,
+            warmup=min(train.warmup, steps // 10),
+            decay="cosine",
+            log_every=max(1, steps // LINES),
+            evaluate_every=often,
+            evaluate_count=min(max(count, 16), train.evaluate_count),
+            checkpoint_every=often,
+            sample_every=often if train.sample_every else 0,
+        ),
+    )
+
+
+def described(config: Config) -> str:
+    """What was chosen, in a line."""
+    train, net = config.train, config.net
+    parts = [f"{train.minutes:g} minutes: {train.steps} steps of {train.batch_size}"]
+    if isinstance(net, UNetConfig):
+        parts.append(f"U-Net of width {net.width}, depth {net.depth}, {net.halvings} halvings")
+        parts.append(f"dropout {net.dropout:g}")
+    parts.append(f"{train.optimizer} with {train.decay} decay")
+    return ", ".join(parts) + "; steps are adjusted to end on time"

@@ -1,0 +1,54 @@
+"""How long a step of training takes on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from idode.data.prepared import Dataset
+from idode.runs.config import Config
+from idode.runs.distributed import World
+from idode.runs.run import Run
+from idode.training.trainer import Trainer
+
+__all__ = ["step_seconds"]
+
+WARM, TIMED = 2, 4  # steps before, and those that are timed one by one
+
+
+def step_seconds(
+    config: Config,
+    data: Dataset,
+    world: World,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    steps: int = TIMED,
+) -> list[float]:
+    """Seconds of some steps of a fresh training, after a few to warm up; nothing is written.
+
+    Args:
+        config: Settings, fitted to the data.
+        data: The train split is trained on.
+        world: The device.
+        clock: What counts the seconds, such as ``time.process_time`` on a busy machine.
+        steps: How many are timed.
+    """
+    # One process alone, with its share of the batch: what they exchange is left out.
+    share = replace(config.train, batch_size=max(1, config.train.batch_size // world.size))
+    run = Run(Path("nowhere"), replace(config, train=share), data.identity)
+    trainer = Trainer(run, data, World(world.device))
+    seconds = []
+    for step in range(WARM + steps):
+        began = clock()
+        samples = torch.from_numpy(data.train[trainer.batches.indices(step).numpy()])
+        trainer.gradients(trainer.prepare(step, samples))
+        trainer.state.optimiser.step()
+        trainer.state.average.update(trainer.state.net, step)
+        if world.device.type == "cuda":
+            torch.cuda.synchronize(world.device)
+        seconds.append(clock() - began)
+    return seconds[WARM:]

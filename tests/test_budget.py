@@ -1,0 +1,174 @@
+"""Training for a given time: what is chosen, and that it ends on time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+
+import idode
+from idode.cli.main import main
+from idode.data.memory import from_arrays
+from idode.data.prepared import Dataset
+from idode.nets.config import UNetConfig
+from idode.runs.config import Config
+from idode.runs.distributed import World
+from idode.runs.run import Run, open_run
+from idode.training import plan, trainer
+from idode.training.budget import Budget
+from idode.training.optimisation import learning_rate
+from idode.training.trainer import Trainer
+
+
+class Clock:
+    """Seconds that pass by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def images(side: int, count: int = 500, colours: int = 1) -> Dataset:
+    drawn = np.random.default_rng(0).integers(0, 256, (count + 10, colours, side, side), np.uint8)
+    return from_arrays(drawn[:-10], drawn[-10:])
+
+
+def steady(seconds: float) -> plan.Speed:
+    """A machine on which a step of the preset's network takes these seconds."""
+
+    def speed(config: Config, data: Dataset, world: World) -> list[float]:
+        net = config.net
+        assert isinstance(net, UNetConfig)
+        work = net.width**2 * (2 * net.depth + 1) / (1 + net.halvings) * config.train.batch_size
+        return [seconds * work / (32**2 * 7 / 2 * 16)]
+
+    return speed
+
+
+class TestBudget:
+    def test_steps_follow_the_speed(self) -> None:
+        clock = Clock()
+        budget = Budget(1.0, 0, 1000, clock)
+        clock.now += 6
+        assert budget.steps(10) == 100  # 0.6 s each, of 60 s
+        clock.now += 30  # the machine slows down: 24 s for as many steps as fit at 36 / 20
+        assert budget.steps(20) == 20 + int(24 / 1.8)
+        clock.now += 100
+        assert budget.steps(30) == 31  # late: the next step is the last
+
+    def test_a_resumed_run_has_the_time_that_its_schedule_has_left(self) -> None:
+        clock = Clock()
+        budget = Budget(10.0, 75, 100, clock)
+        clock.now += 15
+        assert budget.steps(80) == 80 + int((150 - 15) / 3)
+
+    @pytest.mark.parametrize("slows_at", [None, 50])
+    def test_training_ends_on_time_with_its_rate_decayed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slows_at: int | None
+    ) -> None:
+        clock = Clock()
+        monkeypatch.setattr(trainer, "Budget", lambda *given: Budget(*given, clock=clock))
+        rates: list[float] = []
+
+        class Passing:
+            def notice(self, text: str) -> None: ...
+
+            def progress(self, step: int, metrics: object) -> None:
+                clock.now += 1.0 if slows_at is None or step < slows_at else 2.0
+                rates.append(learning_rate(running.settings, step - 1, 1.0))
+
+        few = ["train.log_every=2", "train.evaluate_every=90", "train.decay=cosine"]
+        more = ["train.minutes=2", "train.steps=90", "train.checkpoint_every=90"]
+        config = tiny.config(*few, *more, "train.sample_every=0", "train.warmup=0")
+        run = Run(tmp_path, config, tiny.dataset().identity)
+        running = Trainer(run, tiny.dataset(), tiny.CPU, Passing())
+        result = running.train()
+        # Planned were 90 steps in 120 s; there is time for 120, or for 50 + 35.
+        assert abs(result.step - (120 if slows_at is None else 85)) <= 2
+        assert abs(clock.now - 220) <= 4
+        assert rates[-1] < 0.01
+        assert max(abs(np.diff(rates))) < 0.08  # no jumps on the way
+        stored = open_run(tmp_path)
+        assert stored.config.train.steps == result.step
+        assert max(int(p.name[5:]) for p in stored.checkpoints.iterdir()) == result.step
+
+
+class TestPlan:
+    def test_the_network_follows_the_time(self) -> None:
+        shapes = []
+        for minutes in (1, 30, 600):
+            net = plan.suited(images(28), minutes, tiny.CPU, steady(0.3)).net
+            assert isinstance(net, UNetConfig)
+            shapes.append((net.width, net.depth, net.halvings))
+        assert shapes == [plan.SMALL, plan.MEDIUM, plan.LARGE]
+
+    @pytest.mark.parametrize(("side", "halvings"), [(8, 0), (28, 1), (29, 0)])
+    def test_small_and_odd_images_are_not_halved(self, side: int, halvings: int) -> None:
+        net = plan.suited(images(side), 20, tiny.CPU, steady(0.3)).net
+        assert isinstance(net, UNetConfig)
+        assert net.halvings == halvings
+
+    def test_much_time_gives_larger_batches_and_few_images_dropout(self) -> None:
+        short = plan.suited(images(8), 5, tiny.CPU, steady(0.05))
+        long = plan.suited(images(8), 60, tiny.CPU, steady(0.05))
+        assert short.train.batch_size == 16
+        assert long.train.batch_size == 128
+        rates = [c.net.dropout for c in (short, long) if isinstance(c.net, UNetConfig)]
+        assert rates == [0.0, 0.1]
+
+    def test_vectors_have_their_own_preset(self) -> None:
+        data = from_arrays(np.zeros((20, 3), np.float32), np.ones((5, 3), np.float32))
+        assert plan.suited(data, 1, tiny.CPU).name == "vectors"
+
+    def test_evaluation_takes_a_small_share(self) -> None:
+        config = tiny.config("train.minutes=10", "train.batch_size=16", "train.evaluate_count=512")
+        found = plan.scheduled(config, tiny.dataset(), tiny.CPU, lambda *given: [0.2]).train
+        assert 60 * 10 / 0.2 * 0.95 < found.steps <= 60 * 10 / 0.2
+        forwards = 8 * found.evaluate_count * (found.steps // found.evaluate_every)
+        assert forwards <= 0.03 * found.steps * 3 * 16
+        assert found.decay == "cosine"
+
+
+class TestTrain:
+    def test_a_folder_of_photos_and_minutes_are_enough(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        np.save(tmp_path / "photos.npy", tiny.images())
+        spec = f"npy:{tmp_path / 'photos.npy'}"
+        words = ["train", spec, "--minutes", "0.01", "--out", str(tmp_path / "run")]
+        small = ["--set", "net.width=8", "--set", "train.sample_every=0"]
+        assert main([*words, *small]) == 0
+        printed = capsys.readouterr().err
+        run = open_run(tmp_path / "run")
+        assert "0.01 minutes: " in printed
+        assert "U-Net of width 8, depth 2, 0 halvings" in printed
+        assert run.config.train.minutes == 0.01
+        assert run.config.data == spec
+        lines = [json.loads(x) for x in run.metrics.read_text().splitlines()]
+        assert lines[-1]["step"] == run.config.train.steps
+        assert main([*words, *small, "--resume", "--quiet"]) == 0  # nothing is left to do
+        assert open_run(tmp_path / "run").config == run.config
+
+    def test_from_python(self, tmp_path: Path) -> None:
+        few = ["net.width=8", "train.sample_every=0"]
+        pair = (tiny.images()[:40], tiny.images()[40:])
+        run = idode.train(
+            data=pair, minutes=0.01, out=tmp_path / "run", settings=few, progress=False
+        )
+        assert run.config.name == "images"
+        assert run.config.train.steps >= 1
+
+    def test_refusals(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        out = ["--out", str(tmp_path / "run")]
+        assert main(["train", "folder:photos", *out]) == 2
+        assert "is a data set and no preset: say how long to train" in capsys.readouterr().err
+        assert main(["train", "digits", "--minutes", "1", "--steps", "5", *out]) == 2
+        assert "steps=5 and minutes=1 are given: choose one" in capsys.readouterr().err
+        assert main(["train", "digits", "--minutes", "0", *out]) == 2
+        assert "must be above 0" in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
