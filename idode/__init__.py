@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from idode.sampling.samples import sample
     from idode.studies.comparison.compare import compare
     from idode.studies.report.report import report
+    from idode.training.averaging import average
     from idode.training.dequantizer import fit_dequantizer
     from idode.training.train import finetune, train
 
@@ -38,6 +39,7 @@ LAZY = {  # public name: module
     "DiffusionODE": "idode.diffusion.model",
     "LikelihoodSettings": "idode.likelihood.estimator",
     "Run": "idode.runs.run",
+    "average": "idode.training.averaging",
     "adapt": "idode.adapters.adapt",
     "calibrate": "idode.detection.calibrate",
     "compare": "idode.studies.comparison.compare",
@@ -67,6 +69,7 @@ __all__ = [
     "Run",
     "__version__",
     "adapt",
+    "average",
     "calibrate",
     "compare",
     "compare_models",

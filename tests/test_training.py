@@ -29,7 +29,7 @@ from idode.training.held_out import held_out_bits
 from idode.training.metrics import IntervalSums, MetricsLog
 from idode.training.muon import Muon, orthogonalised
 from idode.training.objective import Objective, build_density
-from idode.training.optimisation import Average, adam, learning_rate, muon
+from idode.training.optimisation import Average, adam, exponential_rate, learning_rate, muon
 from idode.training.train import finetune
 from idode.training.trainer import Trainer
 from idode.training.watch import Diverged
@@ -141,7 +141,7 @@ class TestOptimisation:
         net = torch.nn.Linear(1, 1, bias=False)
         with torch.no_grad():
             net.weight.fill_(0.0)
-        average = Average(net, TrainConfig(ema=0.9))
+        average = Average(net, exponential_rate(TrainConfig(ema=0.9)))
         with torch.no_grad():
             net.weight.fill_(1.0)
         for step in range(3):
@@ -149,10 +149,10 @@ class TestOptimisation:
         assert float(average.net.weight) == pytest.approx(1 - 0.9**3)
 
     def test_a_warming_average_is_soon_near_the_weights(self) -> None:
-        average = Average(torch.nn.Linear(1, 1), TrainConfig(ema=0.9999, ema_warmup=True))
-        assert average.rate(0) == 0.1
-        assert average.rate(90) == 0.91
-        assert average.rate(10**9) == 0.9999
+        rate = exponential_rate(TrainConfig(ema=0.9999, ema_warmup=True))
+        assert rate(0) == 0.1
+        assert rate(90) == 0.91
+        assert rate(10**9) == 0.9999
 
 
 class TestObjective:

@@ -22,6 +22,7 @@ COMMANDS: Registry[ModuleType] = Registry(
         "data": ("idode.cli.data", "list, fetch, verify and describe data sets"),
         "train": ("idode.cli.train", "train a model from a preset"),
         "finetune": ("idode.cli.finetune", "continue with the second-order objective"),
+        "average": ("idode.cli.average", "the weights of a run, averaged with another width"),
         "dequantize": ("idode.cli.dequantize", "train a learned dequantization for evaluate"),
         "evaluate": ("idode.cli.evaluate", "bits per dimension of a data set, with error bars"),
         "sample": ("idode.cli.sample", "draw samples from a model, as pictures or arrays"),

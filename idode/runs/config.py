@@ -107,6 +107,8 @@ class TrainConfig:
         matrix_lr: Learning rate of Muon after warm-up; everything else has ``lr``.
         minutes: Wall-clock time after which training ends: ``steps`` is then an estimate that
             follows the speed of the machine. ``None`` for exactly ``steps``.
+        snapshot_every: Steps between averages that are kept for ``idode average``; 0 keeps none.
+        hold_out: Training samples, the last ones, that are left out, to choose by.
     """
 
     steps: int = 6_000_000
@@ -134,15 +136,16 @@ class TrainConfig:
     optimizer: str = new_field("adamw")
     matrix_lr: float = new_field(0.02)
     minutes: float | None = new_field(None)
+    snapshot_every: int = new_field(0)
+    hold_out: int = new_field(0)
 
     def __post_init__(self) -> None:
         ones = ("steps", "batch_size", "accumulate", "log_every", "evaluate_every")
         at_least(self, **dict.fromkeys((*ones, "evaluate_count", "checkpoint_every", "keep"), 1))
         at_least(self, **dict.fromkeys(("lr", "warmup", "eps", "weight_decay", "clip", "seed"), 0))
         at_least(self, density_lr=0, sample_every=0, matrix_lr=0)
+        at_least(self, minutes=0, snapshot_every=0, hold_out=0)
         choose("precision", self.precision, dict.fromkeys(PRECISIONS))
-        if self.minutes is not None and not 0 < self.minutes < 1e6:
-            raise InputError(f"minutes={self.minutes}: must be above 0 and below a million")
         if len(self.betas) != 2 or not all(0 <= b < 1 for b in (*self.betas, self.ema)):
             raise InputError(
                 f"betas={self.betas}, ema={self.ema}: two betas and one rate, from 0 to below 1"

@@ -23,6 +23,7 @@ from idode.runs.run import (
     MODEL,
     REPORT,
     SAMPLES,
+    SNAPSHOTS,
     Run,
     holds_run,
     open_run,
@@ -34,6 +35,7 @@ __all__ = ["REPORT_FILES", "REPORT_PICTURES", "claim", "clear", "settle", "writi
 # A folder is a run as long as it has the first, which is therefore moved or removed last.
 RUN_FILES = (
     *(CONFIG, METRICS, MODEL, DEQUANTIZER, CHECKPOINTS, SAMPLES, EVALUATIONS, "tensorboard"),
+    SNAPSHOTS,
     # Of evaluation, compression and detection, which use runs.
     *("calibration.json", "codec.safetensors", "detector.safetensors"),
 )

@@ -60,6 +60,7 @@ __all__ = [
 FORMAT = 1
 CONFIG, METRICS, MODEL = "config.json", "metrics.jsonl", "model.safetensors"
 CHECKPOINTS, SAMPLES, EVALUATIONS = "checkpoints", "samples", "evaluations"
+SNAPSHOTS = "snapshots"
 REPORT = "report"
 CHECKPOINT = "step-"  # begins the name of each
 

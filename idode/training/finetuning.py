@@ -51,6 +51,8 @@ def finetuned(
             steps=further.steps,
             accumulate=max(train.accumulate, further.accumulate),
             lr=train.lr if further.lr is None else further.lr,
+            matrix_lr=train.matrix_lr * (1 if further.lr is None else further.lr / train.lr),
+            minutes=None,
             # An optimiser and an average that go on are warm already.
             warmup=0 if further.continues else train.warmup,
             ema_warmup=train.ema_warmup and not further.continues,

@@ -13,7 +13,16 @@ from idode.errors import InputError, choose
 from idode.runs.config import TrainConfig
 from idode.training.muon import Combined, Muon
 
-__all__ = ["DECAYS", "OPTIMIZERS", "Average", "adam", "learning_rate", "moments", "muon"]
+__all__ = [
+    "DECAYS",
+    "OPTIMIZERS",
+    "Average",
+    "adam",
+    "exponential_rate",
+    "learning_rate",
+    "moments",
+    "muon",
+]
 
 DECAYS: dict[str, Callable[[float], float]] = {
     "constant": lambda share: 1.0,
@@ -101,18 +110,24 @@ def moments(
     }
 
 
+def exponential_rate(config: TrainConfig) -> Callable[[int], float]:
+    """Share of the old average kept after step 0, 1, 2, ..."""
+    if config.ema_warmup:
+        return lambda step: min(config.ema, (1 + step) / (10 + step))
+    return lambda step: config.ema
+
+
 class Average:
-    """Exponential moving average of a network's weights, itself a network."""
+    """Moving average of a network's weights, itself a network.
 
-    def __init__(self, net: nn.Module, config: TrainConfig) -> None:
+    Args:
+        net: The network; it is copied.
+        rate: Share of the old average kept after step 0, 1, 2, ...
+    """
+
+    def __init__(self, net: nn.Module, rate: Callable[[int], float]) -> None:
         self.net = copy.deepcopy(net).eval().requires_grad_(False)
-        self.config = config
-
-    def rate(self, step: int) -> float:
-        """Share of the old average kept after step 0, 1, 2, ..."""
-        if self.config.ema_warmup:
-            return min(self.config.ema, (1 + step) / (10 + step))
-        return self.config.ema
+        self.rate = rate
 
     @torch.no_grad()
     def update(self, net: nn.Module, step: int) -> None:

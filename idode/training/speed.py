@@ -47,7 +47,7 @@ def step_seconds(
         samples = torch.from_numpy(data.train[trainer.batches.indices(step).numpy()])
         trainer.gradients(trainer.prepare(step, samples))
         trainer.state.optimiser.step()
-        trainer.state.average.update(trainer.state.net, step)
+        trainer.state.update_averages(step)
         if world.device.type == "cuda":
             torch.cuda.synchronize(world.device)
         seconds.append(clock() - began)

@@ -24,7 +24,8 @@ from idode.training.objective import (
     Objective,
     build_density,
 )
-from idode.training.optimisation import OPTIMIZERS, Average, adam, moments
+from idode.training.optimisation import OPTIMIZERS, Average, adam, exponential_rate, moments
+from idode.training.power_average import WIDTHS, power_rate
 from idode.training.randomness import Purpose, generator
 
 __all__ = ["COUNTERS", "State"]
@@ -60,7 +61,9 @@ class State:
         if not any(p.requires_grad for p in built.parameters()):
             raise InputError(f"no parameter of {type(built).__qualname__} requires a gradient")
         self.net: nn.Module = arranged(built.to(world.device))
-        self.average = Average(self.net, settings)
+        self.average = Average(self.net, exponential_rate(settings))
+        kept = WIDTHS if settings.snapshot_every else ()
+        self.powers = {width: Average(self.net, power_rate(width)) for width in kept}
         use_fast_backward(self.net, not config.objective.differentiates)
         optimizer = choose("optimizer", settings.optimizer, OPTIMIZERS)
         self.optimiser = optimizer(self.net.named_parameters(), settings)
@@ -84,6 +87,15 @@ class State:
         """Steps done."""
         return int(self.counter)
 
+    def update_averages(self, step: int) -> None:
+        """Move all averages towards the weights after step 0, 1, 2, ..."""
+        for average in (self.average, *self.powers.values()):
+            average.update(self.net, step)
+
+    def snapshot(self) -> dict[float, dict[str, Tensor]]:
+        """The averages of other widths, as weights by name."""
+        return {width: average.net.state_dict() for width, average in self.powers.items()}
+
     def learn_levels(self, times: Times, losses: Tensor) -> None:
         """One step of the adaptive distribution from all losses of a global batch, on the CPU."""
         density = self.objective.density
@@ -98,6 +110,8 @@ class State:
         found = {"step": self.counter, "window": self.interval.sums}
         found |= {f"net/{k}": v for k, v in self.net.state_dict().items()}
         found |= {f"average/{k}": v for k, v in self.average.net.state_dict().items()}
+        for width, weights in self.snapshot().items():
+            found |= {f"power/{width:g}/{k}": v for k, v in weights.items()}
         first_order = moments(self.optimiser, self.net.named_parameters())
         found |= {f"adam/{k}": v for k, v in first_order.items()}
         density = self.objective.density

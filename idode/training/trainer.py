@@ -38,6 +38,7 @@ from idode.training.optimisation import learning_rate
 from idode.training.pieces import pieces_that_fit
 from idode.training.randomness import Purpose, generator, seeded_globally
 from idode.training.reporter import Reporter, Silent, TrainingResult
+from idode.training.snapshots import forget_after, write_snapshot
 from idode.training.state import State
 from idode.training.watch import Diverged, Watch
 
@@ -79,7 +80,8 @@ class Trainer:
         lowered = in_precision(self.net, self.settings.precision, world.device)
         self.model = diffusion_ode(lowered, run.config)
         self.average = diffusion_ode(self.state.average.net, run.config)
-        self.batches = Batches(self.settings.seed, self.settings.batch_size, len(data.train))
+        used = len(data.train) - self.settings.hold_out
+        self.batches = Batches(self.settings.seed, self.settings.batch_size, used)
         self.own = world.rows(self.settings.batch_size)
         self.watch = Watch(world, self.own.stop - self.own.start)
         self.learns_levels = isinstance(self.state.objective.density, Adaptive)
@@ -101,6 +103,7 @@ class Trainer:
             self.reporter.notice("no grids of samples: the data is not images of 1 or 3 colours")
         if first and self.world.writes:  # a kill may have come between checkpoint and model
             save_model(self.run.path, self.state.average.net.state_dict())
+            forget_after(self.run.path, first)
         with (
             Interruption() as interruption,
             self._loader(first) as loader,
@@ -118,13 +121,8 @@ class Trainer:
                 if budget is not None and line and self.state.step < self.settings.steps:
                     self._replan(budget)
             agreement.settle()
-        return TrainingResult(
-            step=self.state.step,
-            interrupted=stopped,
-            loss=self.latest.get("loss"),
-            held_out=self.latest.get("held_out"),
-            seconds=time.perf_counter() - began,
-        )
+        losses = self.latest.get("loss"), self.latest.get("held_out")
+        return TrainingResult(self.state.step, stopped, *losses, time.perf_counter() - began)
 
     def fit_pieces(self) -> None:
         """Cut batches into twice as many pieces while they do not fit; the run remembers it."""
@@ -199,7 +197,7 @@ class Trainer:
         for group in state.optimiser.param_groups:
             group["lr"] = learning_rate(self.settings, step, group["peak"])
         state.optimiser.step()
-        state.average.update(state.net, step)
+        state.update_averages(step)
         if self.learns_levels:
             state.learn_levels(batch.all_times, self.world.gather(total).cpu())
         state.counter += 1
@@ -284,6 +282,8 @@ class Trainer:
         if self.draws and self.world.writes and self._due(settings.sample_every):
             path, config = self.run.sample_grid(done), self.run.config
             log.show("samples", draw_grid(path, self.average, config, self.reporter.notice), done)
+        if self.state.powers and self.world.writes and self._due(settings.snapshot_every):
+            write_snapshot(self.run.path, done, self.state.snapshot())
         if stopped or self._due(settings.checkpoint_every):
             self.save(line.get("held_out"))
         self.reporter.progress(done, self.latest)

@@ -1,0 +1,90 @@
+"""``idode.average``: the weights of a run averaged with another width, as a run of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from idode.data.memory import Data
+from idode.errors import InputError
+from idode.evaluation.likelihood import sde_bound
+from idode.runs.distributed import best_device
+from idode.runs.folder import claim, writing_run
+from idode.runs.run import Run, build_net, diffusion_ode, open_run, save_model
+from idode.training.finetuning import parent_of
+from idode.training.held_out import DRAWS
+from idode.training.snapshots import combined
+
+__all__ = ["Averaged", "average"]
+
+CHOICES = (0.02, 0.03, 0.05, 0.07, 0.1, 0.14, 0.2)
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """A run whose weights are an average, and how its width was chosen."""
+
+    run: Run
+    width: float
+    error: float  # of the profile, relative
+    bounds: dict[float, float]  # width: SDE bound on held-out training images, bits/dim
+
+
+def average(
+    run: Run | Path | str,
+    *,
+    out: Path | str,
+    width: float | None = None,
+    data: Data | None = None,
+    net: nn.Module | None = None,
+    device: str | None = None,
+    force: bool = False,
+) -> Averaged:
+    """Average the weights of a run with another width, from its snapshots.
+
+    Args:
+        run: A run trained with ``train.snapshot_every``; it is not changed.
+        out: Folder of the new run.
+        width: Standard deviation of the average as a share of the training; by default that with
+            the lowest SDE bound on the training images that ``train.hold_out`` kept apart.
+        data: The data of the run where it was trained on arrays in memory.
+        net: The network of the run if it is one of your own.
+        device: Where bounds are computed.
+        force: Replace the run in the folder.
+    """
+    trained, out = open_run(run), Path(out)
+    claim(out, force=force)
+    bounds: dict[float, float] = {}
+    if width is None:
+        bounds = _bounds(trained, data, net, best_device(device))
+        width = min(bounds, key=bounds.__getitem__)
+    weights, found = combined(trained.path, width)
+    made = replace(trained, path=out, parent=parent_of(trained, str(trained.path.resolve())))
+    with writing_run(out, force=force):
+        made.write_config()
+        save_model(out, weights)
+    return Averaged(made, width, found.error, bounds)
+
+
+def _bounds(
+    run: Run, data: Data | None, net: nn.Module | None, device: torch.device
+) -> dict[float, float]:
+    """The SDE bound of each choice, on training images that were not trained on."""
+    kept = run.config.train.hold_out
+    if not kept:
+        raise InputError(
+            f"{run.path} was trained on all training images, so that none is left to choose a "
+            "width by: give the width, or train with --set train.hold_out=N"
+        )
+    images = run.load_data(data).train[-kept:]
+    built = build_net(run.config, net=net).to(device).eval().requires_grad_(False)
+    model = diffusion_ode(built, run.config)
+
+    def bound(weights: dict[str, Tensor]) -> float:
+        built.load_state_dict(weights)
+        return sde_bound(model, images, draws=DRAWS).mean
+
+    return {width: bound(combined(run.path, width)[0]) for width in CHOICES}

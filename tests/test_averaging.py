@@ -1,0 +1,152 @@
+"""Averages of weights whose width is chosen after training."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+
+import idode
+from idode.cli.main import main
+from idode.errors import InputError
+from idode.runs.run import Run
+from idode.training.optimisation import Average
+from idode.training.power_average import LARGEST, WIDTHS, combination, exponent, power_rate
+from idode.training.snapshots import combined, snapshot_steps, write_snapshot
+from idode.training.trainer import Trainer
+
+STEPS = 640
+EVERY = ("train.snapshot_every=4", "train.sample_every=0", "train.hold_out=8")
+
+
+def profile(width: float, steps: int) -> np.ndarray:
+    """What the weights of each step count for, in closed form."""
+    edges = (np.arange(steps + 1) / steps) ** (exponent(width) + 1)
+    return np.diff(edges)
+
+
+def path() -> np.ndarray:
+    """Weights that approach a limit, as weights do."""
+    return np.exp(-np.arange(1, STEPS + 1) / 150) + 0.3
+
+
+class TestProfile:
+    @pytest.mark.parametrize("width", [0.01, 0.05, 0.1, LARGEST])
+    def test_the_width_is_the_standard_deviation(self, width: float) -> None:
+        share = (np.arange(200_000) + 0.5) / 200_000
+        weights = profile(width, len(share))
+        mean = weights @ share
+        assert weights.sum() == pytest.approx(1)
+        assert np.sqrt(weights @ (share - mean) ** 2) == pytest.approx(width, rel=1e-4)
+
+    @pytest.mark.parametrize("width", WIDTHS)
+    def test_the_recursion_gives_each_step_its_share(self, width: float) -> None:
+        net = torch.nn.Linear(1, 1, bias=False).double()
+        average = Average(net, power_rate(width))
+        for step, value in enumerate(path()[:50]):
+            with torch.no_grad():
+                net.weight.fill_(value)
+            average.update(net, step)
+        expected = profile(width, 50) @ path()[:50]
+        assert float(average.net.weight) == pytest.approx(expected, rel=1e-12)
+
+    def test_a_width_that_is_none_is_refused(self) -> None:
+        for width in (0.0, 0.29, float("nan")):
+            with pytest.raises(InputError, match="give a share of the training"):
+                exponent(width)
+
+
+class TestReconstruction:
+    steps = tuple(range(10, STEPS + 1, 10))
+
+    @pytest.mark.parametrize("width", [0.03, 0.05, 0.07, 0.1, 0.14])
+    def test_snapshots_give_the_average_of_another_width(
+        self, tmp_path: Path, width: float
+    ) -> None:
+        def kept(step: int) -> dict[float, dict[str, torch.Tensor]]:
+            values = {w: profile(w, step) @ path()[:step] for w in WIDTHS}
+            return {
+                w: {"w": torch.tensor([x]), "n": torch.tensor(step)} for w, x in values.items()
+            }
+
+        for step in self.steps:
+            write_snapshot(tmp_path, step, kept(step))
+        weights, found = combined(tmp_path, width)
+        direct = profile(width, STEPS) @ path()
+        assert float(weights["w"]) == pytest.approx(direct, abs=1e-6)
+        assert int(weights["n"]) == STEPS
+        assert sum(found.factors) == pytest.approx(1, abs=1e-9)
+
+    def test_the_error_is_that_of_the_profile(self) -> None:
+        few = [(w, s) for s in (160, 320, 480, 640) for w in WIDTHS]
+        found = combination(few, 0.03, STEPS)
+        made = np.zeros(STEPS)
+        for (width, step), factor in zip(few, found.factors, strict=True):
+            made[:step] += factor * profile(width, step)
+        direct = profile(0.03, STEPS)
+        error = np.linalg.norm(made - direct) / np.linalg.norm(direct)
+        assert found.error == pytest.approx(error, rel=0.02)  # sums in place of integrals
+        assert 0.1 < error < 1
+        assert combination(few, 0.05, STEPS).error < 1e-6  # it is one of them
+
+
+class TestCommand:
+    def test_a_run_has_averages_of_any_width(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        np.save(tmp_path / "data.npy", tiny.images())
+        data = f"npy:{tmp_path / 'data.npy'}?levels=4"
+        words = ["--set", "train.snapshot_every=4", "--set", "train.hold_out=8"]
+        run, out = tmp_path / "run", tmp_path / "averaged"
+        begin = ["train", "digits", "--data", data, "--out", str(run), "--quiet", *tiny.FLAGS]
+        assert main([*begin, "--set", "train.sample_every=0", *words]) == 0
+        assert snapshot_steps(run) == [4, 8, 12, 16, 20]
+        assert main(["average", str(run), "--width", "0.05", "--out", str(out)]) == 0
+        last = load_file(run / "snapshots" / "step-000000020.safetensors")
+        for name, x in load_file(out / "model.safetensors").items():
+            torch.testing.assert_close(x, last[f"0.05/{name}"])
+        capsys.readouterr()
+        assert main(["average", str(run), "--out", str(out), "--force"]) == 0
+        printed = capsys.readouterr().out.splitlines()
+        bounds = {float(x.split()[1]): float(x.split()[4]) for x in printed[:-1]}
+        best = min(bounds, key=bounds.__getitem__)
+        assert f"average of width {best:g}" in printed[-1]
+        assert idode.load(out).shape == (1, 4, 4)
+
+    def test_what_is_held_out_is_not_trained_on(self, tmp_path: Path) -> None:
+        images = tiny.images()
+        other = images.copy()
+        other[32:40] = 0  # the last eight of the training images
+        for name, values in (("a", images), ("b", other)):
+            data = tiny.dataset(values)
+            run = Run(tmp_path / name, tiny.config(*EVERY, "train.steps=10"), data.identity)
+            Trainer(run, data, tiny.CPU).train()
+        first, second = (load_file(tmp_path / n / "model.safetensors") for n in "ab")
+        assert all(torch.equal(first[n], second[n]) for n in first)
+
+    def test_a_resumed_run_has_the_same_snapshots(self, tmp_path: Path) -> None:
+        tiny.train(tmp_path / "whole", *EVERY)
+        parts = tmp_path / "parts"
+        shutil.copytree(tmp_path / "whole", parts)
+        shutil.rmtree(parts / "checkpoints" / "step-000000020")
+        for step in (12, 17):  # of an attempt that got further than its last checkpoint
+            (parts / "snapshots" / f"step-{step:09d}.safetensors").write_bytes(b"")
+        tiny.train(parts, *EVERY)
+        assert snapshot_steps(parts) == [4, 8, 12, 16, 20]
+        for step in (4, 8, 12, 16, 20):
+            name = f"snapshots/step-{step:09d}.safetensors"
+            assert (parts / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+    def test_refusals(self, tmp_path: Path) -> None:
+        run = tiny.train(tmp_path / "run", "train.steps=1", "train.snapshot_every=1").run
+        with pytest.raises(InputError, match="trained on all training images"):
+            idode.average(run, out=tmp_path / "out")
+        plain = tiny.train(tmp_path / "plain", "train.steps=1").run
+        with pytest.raises(InputError, match="has no snapshots: train with"):
+            idode.average(plain, width=0.1, out=tmp_path / "out")
+        assert not (tmp_path / "out").exists()
