@@ -33,7 +33,6 @@ from idode.training.speed import step_seconds
 from idode.training.train import train
 
 PRESET = {"digits": "digits", "fashion-mnist": "fashion-mnist-small", "cifar10": "cifar10-small"}
-HELD_OUT = {"digits": 300, "fashion-mnist": 512, "cifar10": 512}
 CANDIDATES = ("train.optimizer=adamw", "train.optimizer=muon")
 CPU, ROUNDS = World(torch.device("cpu")), 8
 NEVER = 1_000_000_000
@@ -48,9 +47,9 @@ class Bounds:
     test: float | None
 
 
-def parts(data: str) -> tuple[Dataset, Dataset]:
+def parts(data: str, count: int) -> tuple[Dataset, Dataset]:
     """The training images without the last ones, with these held out; and the data as it is."""
-    whole, count = load(data), HELD_OUT[data]
+    whole = load(data)
     return from_arrays(whole.train[:-count], whole.train[-count:], whole.levels), whole
 
 
@@ -92,11 +91,12 @@ def main() -> None:
         "--try", dest="candidates", action="append", nargs="+", help="settings of one candidate"
     )
     parser.add_argument("--equal-steps", action="store_true", help="instead of processor time")
+    parser.add_argument("--held-out", type=int, default=300, help="training images [300]")
     parser.add_argument("--test", type=int, default=0, help="test images to measure as well [0]")
     parser.add_argument("--json", type=Path, help="append one line for each training")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    held, whole = parts(args.data)
+    held, whole = parts(args.data, args.held_out)
     candidates = args.candidates or [[name] for name in CANDIDATES]
     configs = [configured(args.data, settings, held) for settings in candidates]
     pace = paces(configs, held)
@@ -115,6 +115,7 @@ def main() -> None:
             if args.json is not None:
                 line = {"data": args.data, "set": settings, "seed": seed, "steps": steps}
                 line |= {"step_seconds": each, **asdict(found), "test_images": args.test}
+                line |= {"held_out_images": args.held_out}
                 with args.json.open("a") as file:
                     file.write(json.dumps(line) + "\n")
 
