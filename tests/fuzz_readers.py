@@ -30,8 +30,16 @@ from idode.data.loading import parse
 from idode.data.prepared import open_prepared, prepare
 from idode.data.unpickle import unpickle
 from idode.evaluation.store import JsonlStore
+from idode.nets.config import UNetConfig
 from idode.nets.flax_format import decode as decode_flax
-from idode.nets.vdm_weights import infer_config, learned_gamma_range, to_state_dict
+from idode.nets.flax_format import encode
+from idode.nets.unet import UNet
+from idode.nets.vdm_weights import (
+    from_state_dict,
+    infer_config,
+    learned_gamma_range,
+    to_state_dict,
+)
 from idode.runs.config import override
 from idode.runs.dequantizer_file import load_dequantizer, save_dequantizer
 from idode.runs.presets import PRESETS
@@ -181,7 +189,8 @@ def run_readers(root: Path) -> dict[str, Reader]:
         ),
         "dequantizer.safetensors": lambda path: load_dequantizer(open_run(path)),
     }
-    found = {name: in_run(trained, name, read) for name, read in names.items()}
+    slow = {"model.safetensors": 4, "dequantizer.safetensors": 8}
+    found = {name: in_run(trained, name, read, slow.get(name, 1)) for name, read in names.items()}
     for name in ("manifest.json", "state.safetensors"):
         relative = (step / name).relative_to(trained.path).as_posix()
         found[name] = in_run(
@@ -194,7 +203,6 @@ def run_readers(root: Path) -> dict[str, Reader]:
             store.append({"stage": "a", "batch": i, "values": [1.5, 2.5]})
     result = Result(ENTRY, MEASUREMENT).done("training", 1.0, {"tn": 1.0}, ("note",))
     plan = json.dumps({"preset": "digits", "finetune": None}).encode()
-    reference = Path(__file__).parent / "reference" / "tiny.flax"
     return found | {
         "store": Reader([(root / "seed.jsonl").read_bytes()], at(root / "s.jsonl", opened_store)),
         "result.json": Reader(
@@ -202,7 +210,7 @@ def run_readers(root: Path) -> dict[str, Reader]:
             at(root / "result/result.json", lambda p: read_result(p.parent, ENTRY, MEASUREMENT)),
         ),
         "plan.json": Reader([plan], at(root / "plan/plan.json", lambda p: stored_plan(p.parent))),
-        "flax": Reader([reference.read_bytes()], read_flax),
+        "flax": Reader([small_flax()], read_flax, slow=4),
         "setting": Reader(
             [b"train.lr=1e-3", b"net.width=64", b"train.betas=0.9,0.99", b"model.clock=-13,5"],
             lambda data: override(PRESETS["digits"], [data.decode("utf-8", "surrogateescape")]),
@@ -210,7 +218,7 @@ def run_readers(root: Path) -> dict[str, Reader]:
     }
 
 
-def in_run(trained: Run, name: str, read: Callable[[Path], object]) -> Reader:
+def in_run(trained: Run, name: str, read: Callable[[Path], object], slow: int = 1) -> Reader:
     """A run with one file changed, in a copy of its own."""
     path = trained.path.with_name(f"run {Path(name).name}")
     shutil.copytree(trained.path, path)
@@ -220,12 +228,22 @@ def in_run(trained: Run, name: str, read: Callable[[Path], object]) -> Reader:
         (path / name).write_bytes(data)
         return read(path)
 
-    return Reader([seed], reader)
+    return Reader([seed], reader, slow)
 
 
 def opened_store(path: Path) -> list[object]:
     with JsonlStore(path, {"seed": 1}) as store:
         return list(store.records())
+
+
+def small_flax() -> bytes:
+    """The smallest network that the format can hold."""
+    config = UNetConfig(
+        channels=1, width=32, depth=1, attention="none", fourier=False, flag=False
+    )
+    weights = from_state_dict(UNet(config).state_dict(), config)
+    line = {"b": np.array([-13.0], np.float32), "w": np.array([18.0], np.float32)}
+    return encode({"ema_params": {**weights, "gamma": line}, "step": 7})
 
 
 def read_flax(data: bytes) -> object:

@@ -1,7 +1,7 @@
 """A seeded fuzzer for everything that reads files: each case is accepted or an ``InputError``.
 
-``python tests/fuzzing.py --cases N --seed S [READER ...]`` makes N cases for each reader. A case
-is a valid file with a few mutations. It must end within 2 s of processor time, and the process may
+``python tests/fuzzing.py --cases N --seed S [READER ...]`` makes N cases for each reader, fewer for
+those that take milliseconds. A case is a valid file with a few mutations. It must end within 2 s of processor time, and the process may
 not grow by more than 500 MB.
 """
 
@@ -27,6 +27,7 @@ from idode.errors import InputError
 Read = Callable[[bytes], object]
 
 SECONDS, BYTES = 2.0, 500 << 20
+HEAD = 4096  # bytes
 INTERESTING = [0, 1, 2, 7, 127, 128, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**32 - 1, 2**63 - 1]
 TOKENS = [
     *(b"null", b"true", b"-1", b"1e999", b"NaN", b"[]", b"{}", b'""', b"0", b"1" + b"0" * 400),
@@ -41,13 +42,15 @@ class Reader:
 
     seeds: list[bytes]
     read: Read
+    slow: int = 1  # only every so many-th case is made
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
     """A copy with one to four changes."""
     found = bytearray(data)
     for _ in range(rng.randint(1, 4)):
-        place = rng.randrange(len(found) + 1)
+        # Half of the changes hit the head, where large files say what they hold.
+        place = rng.randrange(min(len(found), rng.choice([HEAD, len(found)])) + 1)
         kind = rng.randrange(10)
         if kind == 0:
             found[place : place + 1] = bytes([rng.randrange(256)])
@@ -71,7 +74,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
         elif kind == 7:
             del found[place:]
         else:  # another value in JSON
-            values = [match.span() for match in VALUE.finditer(found)]
+            values = [match.span() for match in VALUE.finditer(found, place, place + HEAD)]
             if values:
                 start, stop = rng.choice(values)
                 found[start:stop] = rng.choice(TOKENS)
@@ -132,17 +135,18 @@ def main() -> int:
     failed = 0
     with tempfile.TemporaryDirectory() as scratch:
         print(
-            "| reader | cases | accepted | refused | failed | seconds |\n|---|---|---|---|---|---|"
+            "| reader | cases | accepted | refused | failed | CPU s |\n|---|---|---|---|---|---|"
         )
         for name, reader in readers(Path(scratch)).items():
             if args.readers and name not in args.readers:
                 continue
-            began = time.perf_counter()
-            counts = fuzz(name, reader, args.cases, args.seed, args.keep)
+            began = time.process_time()
+            cases = args.cases // reader.slow
+            counts = fuzz(name, reader, cases, args.seed, args.keep)
             failed += counts["failed"]
             row = [counts["accepted"], counts["refused"], counts["failed"]]
-            row.append(round(time.perf_counter() - began))
-            print("|", name, "|", args.cases, "|", " | ".join(map(str, row)), "|", flush=True)
+            row.append(round(time.process_time() - began))
+            print("|", name, "|", cases, "|", " | ".join(map(str, row)), "|", flush=True)
     return 1 if failed else 0
 
 
