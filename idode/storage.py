@@ -23,6 +23,7 @@ from typing import IO, Any
 from idode.errors import InputError
 
 __all__ = [
+    "check_regular",
     "checksum",
     "locked_folder",
     "open_regular",
@@ -60,6 +61,11 @@ def open_regular(path: Path) -> IO[bytes]:
         os.close(descriptor)
         raise OSError(None, "not a regular file", str(path))
     return os.fdopen(descriptor, "rb")
+
+
+def check_regular(path: Path) -> None:
+    """Raise ``OSError`` for what a library would open by its name and that may never end."""
+    open_regular(path).close()
 
 
 def parse_json(text: str | bytes) -> Any:  # noqa: ANN401  whatever JSON holds

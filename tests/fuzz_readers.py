@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import tiny
+from fuzz_derived import derived_readers
 from fuzzing import Reader
 from PIL import Image
 
@@ -238,9 +239,7 @@ def opened_store(path: Path) -> list[object]:
 
 def small_flax() -> bytes:
     """The smallest network that the format can hold."""
-    config = UNetConfig(
-        channels=1, width=32, depth=1, attention="none", fourier=False, flag=False
-    )
+    config = UNetConfig(channels=1, width=32, depth=1, attention="none", fourier=False, flag=False)
     weights = from_state_dict(UNet(config).state_dict(), config)
     line = {"b": np.array([-13.0], np.float32), "w": np.array([18.0], np.float32)}
     return encode({"ema_params": {**weights, "gamma": line}, "step": 7})
@@ -254,4 +253,4 @@ def read_flax(data: bytes) -> object:
 
 def readers(root: Path) -> dict[str, Reader]:
     """All of them; ``root`` is for their files."""
-    return data_readers(root) | run_readers(root)
+    return data_readers(root) | run_readers(root) | derived_readers(root)

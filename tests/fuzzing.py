@@ -1,8 +1,8 @@
 """A seeded fuzzer for everything that reads files: each case is accepted or an ``InputError``.
 
-``python tests/fuzzing.py --cases N --seed S [READER ...]`` makes N cases for each reader, fewer for
-those that take milliseconds. A case is a valid file with a few mutations. It must end within 2 s of processor time, and the process may
-not grow by more than 500 MB.
+``python tests/fuzzing.py --cases N --seed S [READER ...]`` makes N cases for each reader,
+fewer for slow ones. A case is a valid file with a few mutations. It must end within 2 s of
+processor time, and the process may not grow by more than 500 MB.
 """
 
 from __future__ import annotations

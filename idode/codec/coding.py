@@ -10,16 +10,19 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from idode import __version__
+from idode.codec.bases import patch_sides
 from idode.codec.network import Denoiser, check_levels, environment, one_thread, weights_hash
 from idode.codec.scheme import Scheme
 from idode.codec.steps import make_plan
-from idode.codec.tables import FILE, IMAGES, Tables, fit
+from idode.codec.tables import FEATURES, FILE, IMAGES, Tables, fit
 from idode.data.memory import Data
 from idode.diffusion.model import DiffusionODE
 from idode.errors import InputError
 from idode.runs.run import Run, open_run
 
 __all__ = ["AnyModel", "Model", "check_header", "header_of", "model_for"]
+
+FARTHEST = 50.0  # noise levels of tables, in gamma
 
 AnyModel: TypeAlias = DiffusionODE | Run | Path | str
 
@@ -68,7 +71,31 @@ def model_for(
     if tables is None:
         tables = _tables_of(run, ode, progress, data)
     c, h, w = ode.shape
+    _check_tables(tables, (c, h, w))
     return Model(ode.to("cpu").eval(), tables, name, (c, h, w), levels)
+
+
+def _check_tables(tables: Tables, shape: tuple[int, int, int]) -> None:
+    """Refuse tables whose parts do not fit together, or not the images of the model."""
+    levels, classes, size = tables.error.shape if tables.error.ndim == 3 else (0, 0, 0)
+    pixels = len(tables.pixel_nats) if tables.pixel_nats.ndim == 1 else 0
+    shapes = {
+        "gamma": (levels,), "edges": (levels, classes - 1), "share": (levels, classes),
+        "pixel_spread": (pixels, classes), "pixel_nats": (pixels,), "power": (size,),
+    }  # fmt: skip
+    arrays = {name: getattr(tables, name) for name in shapes}
+    good = levels > 1 and 1 <= pixels <= levels and tables.error.dtype == np.uint8
+    good &= all(arrays[name].shape == wanted for name, wanted in shapes.items())
+    good = good and all(a.dtype.kind == "f" and np.isfinite(a).all() for a in arrays.values())
+    good = good and bool((np.diff(tables.gamma) > 0).all() and (tables.pixel_spread > 0).all())
+    good = good and bool((tables.power >= 0).all() and np.abs(tables.gamma).max() < FARTHEST)
+    side = tables.about.get("side")
+    good &= side in patch_sides(*shape[1:]) and size == shape[0] * int(side) ** 2
+    if not good or tables.about.get("feature") not in FEATURES:
+        raise InputError(
+            f"the tables of the codec do not fit the model of images {shape}: delete {FILE} of "
+            "the run, or fit them again"
+        )
 
 
 def _tables_of(

@@ -21,6 +21,7 @@ from idode.codec.jobs import Decode, Progress, run_jobs
 from idode.codec.recipes import Recipe, restore
 from idode.codec.scheme import Scheme
 from idode.errors import InputError
+from idode.storage import open_regular
 
 __all__ = ["Archive", "Entry"]
 
@@ -233,6 +234,6 @@ class Archive:
 def open_archive(path: Path) -> IO[bytes]:
     """Open a file for reading, or say why not."""
     try:
-        return path.open("rb")
+        return open_regular(path)
     except OSError as error:
         raise InputError(f"cannot read {path} ({error.strerror}): check the path") from None

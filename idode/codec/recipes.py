@@ -21,13 +21,13 @@ from PIL import Image
 from idode.codec.bytestream import from_text, to_text
 from idode.codec.coder import DamagedError
 from idode.codec.packed_arrays import restore_packed, take_packed
+from idode.data.images import check_pixels
 
 __all__ = ["Recipe", "Taken", "restore", "take_apart"]
 
 Recipe = dict[str, Any]
 Images = NDArray[np.uint8]  # (N, C, H, W)
 
-MAX_PIXELS = 1 << 26
 PLANES = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
 PNG_START = b"\x89PNG\r\n\x1a\n"
 ATTEMPTS: dict[str, tuple[dict[str, Any], ...]] = {  # settings of Pillow that files are made with
@@ -79,9 +79,14 @@ def restore(recipe: Recipe, images: Images) -> bytes:
         raise DamagedError(f"a file of it cannot be put together ({error})") from None
 
 
+def _opened(data: bytes) -> Image.Image:
+    """A picture of a format that has recipes: others may run a program, as EPS does."""
+    return Image.open(io.BytesIO(data), formats=tuple(ATTEMPTS))
+
+
 def _same_picture(one: bytes, other: bytes) -> bool:
     """Whether two files show the same: mode, palette, metadata and pixels."""
-    with Image.open(io.BytesIO(one)) as a, Image.open(io.BytesIO(other)) as b:
+    with _opened(one) as a, _opened(other) as b:
         a.load()
         b.load()
         return (a.mode, a.size, a.info, a.getpalette()) == (
@@ -90,8 +95,9 @@ def _same_picture(one: bytes, other: bytes) -> bool:
 
 
 def _image(data: bytes) -> Taken | None:
-    with Image.open(io.BytesIO(data)) as picture:
-        if picture.width * picture.height > MAX_PIXELS or getattr(picture, "n_frames", 1) > 1:
+    with _opened(data) as picture:
+        check_pixels(picture, len(data), "an image")
+        if getattr(picture, "n_frames", 1) > 1:
             return None
         kind = picture.format or ""
         picture.load()

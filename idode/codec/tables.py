@@ -28,7 +28,7 @@ from idode.codec.network import Denoiser, check_levels, one_thread, weights_hash
 from idode.diffusion.model import DiffusionODE
 from idode.errors import InputError
 from idode.likelihood.dequantization import centres
-from idode.storage import parse_json
+from idode.storage import check_regular, parse_json
 
 __all__ = ["FEATURES", "FILE", "Tables", "fit", "pixel_cost", "to_levels"]
 
@@ -70,6 +70,7 @@ class Tables:
     def load(cls, file: Path) -> Tables:
         """Read what :meth:`save` wrote."""
         try:
+            check_regular(file)
             with safe_open(str(file), framework="numpy") as opened:
                 about = parse_json(opened.metadata()["about"])
                 if not isinstance(about, dict) or not {"side", "feature"} <= about.keys():

@@ -25,8 +25,9 @@ from idode.data.format import CHUNK_ROWS, Chunks, FileFormat, SplitName, split_r
 from idode.data.limits import max_file_bytes, max_line_bytes
 from idode.data.mapped import BLOCK_BYTES
 from idode.errors import InputError
+from idode.storage import open_regular
 
-__all__ = ["Csv", "Npy", "Npz", "npy_rows", "npz_rows"]
+__all__ = ["Csv", "Npy", "Npz", "npy_rows", "npz_arrays", "npz_rows"]
 
 SPLIT_KEYS = (("train", "test"), ("x_train", "x_test"))
 MAX_CHANNELS = 4
@@ -39,8 +40,8 @@ HEADERS = {
 }
 
 
-def npy_rows(member: Member) -> Iterator[NDArray[Any]]:
-    """Blocks of rows of the array in a ``.npy`` stream, in its own dtype and shape."""
+def npy_header(member: Member) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and dtype of the array in a ``.npy`` stream, whose length is compared."""
     with reading(member.name, "save it again as a .npy array"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the literals in a damaged header
         version = np.lib.format.read_magic(member.stream)
@@ -49,14 +50,23 @@ def npy_rows(member: Member) -> Iterator[NDArray[Any]]:
         shape, fortran, dtype = HEADERS[version](member.stream)
     if len(shape) > MAX_AXES:
         raise InputError(f"{member.name} has {len(shape)} axes: give rows of numbers")
-    if dtype.kind not in "uif" or not shape or min(shape) < 1:
+    if dtype.kind not in "uif" or min(shape, default=1) < 1:
         raise InputError(f"{member.name} holds {dtype} of shape {shape}: give rows of numbers")
-    row = math.prod(shape[1:]) * dtype.itemsize
-    if row * shape[0] > member.size:
+    size = math.prod(shape) * dtype.itemsize
+    if size > member.size:
         raise InputError(
-            f"{member.name} declares {shape} {dtype}, {row * shape[0]} bytes, and holds only "
+            f"{member.name} declares {shape} {dtype}, {size} bytes, and holds only "
             f"{member.size}: it is cut short or forged, save it again"
         )
+    return shape, fortran, dtype
+
+
+def npy_rows(member: Member) -> Iterator[NDArray[Any]]:
+    """Blocks of rows of the array in a ``.npy`` stream, in its own dtype and shape."""
+    shape, fortran, dtype = npy_header(member)
+    if not shape:
+        raise InputError(f"{member.name} holds one number: give rows of numbers")
+    row = math.prod(shape[1:]) * dtype.itemsize
     if fortran:
         raise InputError(f"{member.name} is column-major: save numpy.ascontiguousarray of it")
     if row > max_file_bytes():
@@ -78,6 +88,25 @@ def npz_rows(path: Path | IO[bytes], name: str, key: str) -> Iterator[NDArray[An
         size = archive.getinfo(f"{key}.npy").file_size
         with open_packed(archive, f"{key}.npy") as stream:
             yield from npy_rows(Member(f"{name}[{key}]", size, stream))
+
+
+def npz_arrays(path: Path, *keys: str) -> dict[str, NDArray[Any]]:
+    """Those of the arrays of a ``.npz`` file that it has, whole."""
+    found = {}
+    with (
+        reading(str(path), "make it again"),
+        open_regular(path) as file,
+        zipfile.ZipFile(file) as archive,
+    ):
+        for key in [key for key in keys if f"{key}.npy" in archive.namelist()]:
+            size = archive.getinfo(f"{key}.npy").file_size
+            with open_packed(archive, f"{key}.npy") as stream:
+                member = Member(f"{path}[{key}]", size, stream)
+                shape, fortran, dtype = npy_header(member)
+                data = member.take(math.prod(shape) * dtype.itemsize)
+                array = np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
+                found[key] = array.copy()
+    return found
 
 
 def as_rows(name: str, block: NDArray[Any]) -> NDArray[Any]:

@@ -20,6 +20,7 @@ from idode.detection.conformal import Vector
 from idode.detection.statistics import NOISED_WORDS, Levels, Statistic, statistics_of
 from idode.errors import InputError
 from idode.runs.tensor_file import save_tensors
+from idode.storage import check_regular, parse_json
 
 __all__ = ["FILE", "Detector", "Normal", "error_terms", "fit_normal"]
 
@@ -124,13 +125,32 @@ class Detector:
                 f"cannot write {file} ({error.strerror}): choose another place"
             ) from None
 
+    def check(self) -> None:
+        """Raise ``ValueError`` where the parts do not fit together, as in a damaged file."""
+        levels, normal = self.levels, self.normal
+        count, shape = len(statistics_of(levels)), (len(levels.noised) + 1,)
+        arrays = [normal.mean, normal.scale, normal.precision, self.known, self.weights]
+        shapes = [(count,), (count,), (count, count), (len(self.known),), shape]
+        if [a.shape for a in arrays] != shapes or not len(self.known):
+            raise ValueError("its arrays are of other shapes than its noise levels need")
+        finite = all(a.dtype == np.float64 and np.isfinite(a).all() for a in arrays)
+        if not finite or not np.isfinite([*levels.clean, self.bits_error]).all():
+            raise ValueError("it holds values that are no finite numbers")
+        if not set(levels.noised) <= set(levels.clean) or (np.diff(levels.clean) <= 0).any():
+            raise ValueError("its noise levels do not fit together")
+        if (normal.scale <= 0).any() or (np.diff(self.known) < 0).any():
+            raise ValueError("its statistics are not those of known images")
+        if not 0 <= levels.seed < 2**63:
+            raise ValueError("its seed is out of range")
+
     @classmethod
     def load(cls, file: Path) -> Detector:
         """Read what :meth:`save` wrote."""
         again = "calibrate again with `idode calibrate`"
         try:
+            check_regular(file)
             with safe_open(str(file), framework="numpy") as opened:
-                about = json.loads(opened.metadata()["about"])
+                about = parse_json(opened.metadata()["about"])
                 arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
             if about.pop("format") != FORMAT:
                 raise ValueError("it is of another version")
@@ -138,11 +158,13 @@ class Detector:
             levels = Levels(clean, noised, int(about.pop("seed")))
             error = float(about.pop("bits_error"))
             normal = Normal(*(arrays[k] for k in ("mean", "scale", "precision")))
-            count = len(statistics_of(levels))
-            if normal.precision.shape != (count, count):
-                raise ValueError(f"it holds statistics of shape {normal.precision.shape}")
-            return cls(levels, normal, arrays["known"], arrays["weights"], error, about)
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+            found = cls(levels, normal, arrays["known"], arrays["weights"], error, about)
+            found.check()
+            return found
+        except (
+            *(OSError, SafetensorError, ValueError, KeyError, TypeError),
+            *(AttributeError, OverflowError),
+        ) as error:
             raise InputError(f"{file} cannot be read ({error}): {again}") from None
 
 

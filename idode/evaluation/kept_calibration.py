@@ -88,7 +88,7 @@ class KeptCalibrations:
         """The calibration for these settings and so many pilot images, if there is one."""
         key = self._key(estimator, images)
         for file in self.read:
-            with contextlib.suppress(InputError, KeyError, TypeError):
+            with contextlib.suppress(InputError, KeyError, TypeError, AttributeError):
                 return SolverCalibration.from_json(_entries(file)[key]["calibration"])
         return None
 

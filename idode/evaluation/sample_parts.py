@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import shutil
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from idode.data.arrays import npz_arrays
 from idode.errors import InputError
 from idode.evaluation.runner import fingerprint
 from idode.runs.distributed import World
@@ -51,12 +51,14 @@ class StoredParts:
     def get(self, lo: int, hi: int) -> States | None:
         """A batch that is on disk; a damaged one is drawn again."""
         try:
-            with np.load(self._file(lo, hi), allow_pickle=False) as file:
-                x, log_p = torch.from_numpy(file["x"]), file.get("log_p")
-                known = None if log_p is None else torch.from_numpy(log_p)
-                return States(x, known, float(file["nfe"])) if len(x) == hi - lo else None
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            found = npz_arrays(self._file(lo, hi), "x", "log_p", "nfe")
+            x, nfe, log_p = found["x"], found["nfe"], found.get("log_p")
+        except (InputError, KeyError):
             return None
+        known = None if log_p is None else torch.from_numpy(log_p)
+        fits = x.shape[:1] == (hi - lo,) and nfe.shape == ()
+        fits &= known is None or known.shape == (hi - lo,)
+        return States(torch.from_numpy(x), known, float(nfe)) if fits else None
 
     def put(self, lo: int, hi: int, states: States) -> None:
         """Write a batch; when this returns it survives a kill."""

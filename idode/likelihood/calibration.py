@@ -16,6 +16,7 @@ from torch import Tensor
 
 from idode.batches import Batch
 from idode.diffusion.model import DiffusionODE
+from idode.errors import InputError
 from idode.likelihood.estimator import LogWeightEstimator, image_named
 from idode.likelihood.log_prob import DensityField, check_repeatable, prior_log_prob
 from idode.numerics import nats_to_bits
@@ -26,6 +27,7 @@ __all__ = ["PILOT", "SolverCalibration", "calibrate_solver"]
 
 PILOT = 8  # images
 PROBES = 3  # to see their variance
+LARGEST_COUNT = 10**12
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,15 @@ class SolverCalibration:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> SolverCalibration:
         """The inverse of :meth:`to_json`."""
-        return cls(**{**fields, "solver": SOLVERS.from_json(fields["solver"])})
+        solver = SOLVERS.from_json(fields["solver"])
+        numbers = {f.name: fields[f.name] for f in dataclasses.fields(cls) if f.name != "solver"}
+        if len(fields) != len(numbers) + 1 or not all(map(_number, numbers.values())):
+            raise InputError("a calibration holds other values than it was written with")
+        return cls(solver, **numbers)
+
+
+def _number(value: object) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) < LARGEST_COUNT)
 
 
 @torch.no_grad()

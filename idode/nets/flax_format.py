@@ -12,12 +12,13 @@ import io
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import msgpack
 import numpy as np
 
 from idode.errors import InputError
+from idode.storage import open_regular
 
 __all__ = ["Tree", "decode", "encode", "leaves", "read", "write"]
 
@@ -38,7 +39,7 @@ def read(path: str | Path) -> Tree:
     """The tree in a file."""
     path = Path(path)
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             return _decode(stream, path.stat().st_size)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; give a readable file") from None
@@ -86,7 +87,7 @@ def leaves(tree: Tree) -> Iterator[tuple[str, Any]]:
             yield path, value
 
 
-def _decode(stream: BinaryIO, size: int) -> Tree:
+def _decode(stream: IO[bytes], size: int) -> Tree:
     # The limits bound what a length field can make msgpack allocate before it sees the data.
     unpacker = msgpack.Unpacker(
         stream,

@@ -240,9 +240,8 @@ def from_json(fields: Mapping[str, Any]) -> Config:
     if not isinstance(net, dict):
         raise InputError("the configuration has no table `net`: it was not written by idode")
     train = values.get("train")
-    old = train.get("precision") if isinstance(train, dict) else None
-    if isinstance(old, str) and old in RENAMED:
-        values["train"] = {**train, "precision": RENAMED[old]}
+    if isinstance(train, dict) and str(train.get("precision")) in RENAMED:
+        values["train"] = {**train, "precision": RENAMED[train["precision"]]}
     kind = choose("network", str(net.get("kind")), NETS)
     values["net"] = table(kind, {k: v for k, v in net.items() if k != "kind"}, "net.")
     config: Config = table(Config, values, "")

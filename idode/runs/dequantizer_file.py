@@ -19,7 +19,7 @@ from idode.likelihood.learned_dequantization import BASES, Learned
 from idode.nets.bin_flow import BinFlow, BinFlowConfig
 from idode.runs.run import MODEL, Run, shell_command
 from idode.runs.tensor_file import save_tensors
-from idode.storage import checksum, parse_json
+from idode.storage import check_regular, checksum, parse_json
 
 __all__ = [
     "DEQUANTIZER",
@@ -75,6 +75,7 @@ def load_dequantizer(run: Run, device: torch.device | str = "cpu") -> Learned:
             f"{shell_command('dequantize', run.path)}"
         )
     try:
+        check_regular(file)
         with safe_open(file, "pt") as opened:
             described = opened.metadata()
             weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118

@@ -43,7 +43,7 @@ from idode.runs import FOREIGN, SHIPPED, pretrained
 from idode.runs.config import Config, from_json, to_json
 from idode.runs.distributed import best_device
 from idode.runs.tensor_file import save_tensors
-from idode.storage import checksum, read_json, write_atomically
+from idode.storage import check_regular, checksum, read_json, write_atomically
 
 __all__ = [
     "Parent",
@@ -170,6 +170,7 @@ class Run:
         if not file.exists():
             raise InputError(f"{self.path} has no {MODEL}: {self._without_model()}")
         try:
+            check_regular(file)
             return load_file(file)
         except (OSError, SafetensorError) as error:
             raise InputError(f"{file} cannot be read ({error}): get or train it again") from None

@@ -10,7 +10,6 @@ nothing is squared, so a covariance of low rank loses no digits and no result is
 from __future__ import annotations
 
 import io
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from idode.data.arrays import npz_arrays
 from idode.data.loading import default_root
 from idode.data.prepared import Dataset
 from idode.errors import InputError
@@ -90,18 +90,14 @@ class FeatureStatistics:
     @classmethod
     def load(cls, path: Path) -> FeatureStatistics:
         """Read a file that :meth:`save` wrote, without pickle."""
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                count, mean, scatter = int(file["count"]), file["mean"], file["scatter"]
-            fits = mean.ndim == 1 and scatter.shape == mean.shape * 2 and count > 0
-            good = fits and bool(np.isfinite(mean).all() and np.isfinite(scatter).all())
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            raise InputError(
-                f"{path} holds no feature statistics ({error}): make it again"
-            ) from None
-        if not good:
+        found = npz_arrays(path, "count", "mean", "scatter")
+        shapes = [found[name].shape for name in ("count", "mean", "scatter") if name in found]
+        fits = len(shapes) == 3 and shapes[0] == () and shapes[2] == shapes[1] * 2
+        good = fits and len(shapes[1]) == 1 and all(np.isfinite(v).all() for v in found.values())
+        if not good or (count := int(found["count"])) < 1:
             raise InputError(f"{path} holds no usable feature statistics: make it again")
-        return cls(count, torch.as_tensor(mean).double(), torch.as_tensor(scatter).double())
+        mean, scatter = (torch.as_tensor(found[name]).double() for name in ("mean", "scatter"))
+        return cls(count, mean, scatter)
 
 
 def frechet_distance(a: Tensor | FeatureStatistics, b: Tensor | FeatureStatistics) -> float:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from idode.data.arrays import npz_arrays
 from idode.data.images import decode_all, image_members
 from idode.errors import InputError
 
@@ -49,9 +49,5 @@ def read_samples(path: Path, levels: int) -> NDArray[Any]:
 
 def _array(path: Path) -> NDArray[Any]:
     """The array of samples in a file; an empty one where there is none."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            key = next((key for key in KEYS if key in file), None)
-            return np.empty((0,)) if key is None else np.asarray(file[key])
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} cannot be read ({error}): make it again") from None
+    found = npz_arrays(path, *KEYS)
+    return next((found[key] for key in KEYS if key in found), np.empty((0,)))
