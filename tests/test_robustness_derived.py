@@ -20,6 +20,7 @@ import tiny
 import torch
 from fuzz_derived import DIGITS, estimator, kept_calibration
 from PIL import EpsImagePlugin, Image
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from idode.codec.blocks import decode_block
@@ -33,11 +34,12 @@ from idode.errors import InputError
 from idode.evaluation.kept_calibration import KeptCalibrations
 from idode.evaluation.sample_parts import StoredParts
 from idode.nets.flax_format import read as read_flax
-from idode.runs.dequantizer_file import load_dequantizer
+from idode.runs.dequantizer_file import DEQUANTIZER, load_dequantizer, save_dequantizer
 from idode.runs.run import open_run
 from idode.runs.tensor_file import save_tensors
 from idode.sampling.fid import FeatureStatistics
 from idode.sampling.reading import read_samples
+from idode.training.flow_fitting import untrained_dequantizer
 
 SHAPE = (1, 8, 8)
 
@@ -136,8 +138,6 @@ def test_a_block_with_a_batch_of_no_images_is_damaged() -> None:
 
 def changed_detector(path: Path, about: dict[str, object], **arrays: torch.Tensor) -> Path:
     """The shipped one with other values."""
-    from safetensors import safe_open
-
     source = DIGITS / "detector.safetensors"
     with safe_open(str(source), "pt") as opened:
         text = json.dumps({**json.loads(opened.metadata()["about"]), **about})
@@ -239,3 +239,25 @@ def test_a_picture_that_grows_is_kept_as_bytes() -> None:
     file = io.BytesIO()
     Image.new("L", (5000, 5000)).save(file, "PNG")
     assert take_apart("a.png", file.getvalue()) is None
+
+
+def test_a_flow_of_absurd_size_is_refused_before_it_is_built(tmp_path: Path) -> None:
+    run = tiny.train(tmp_path / "RUN", "train.steps=1").run
+    save_dequantizer(run.path, untrained_dequantizer(run.model(), (1, 4, 4), "tn"), 1)
+    file = run.path / DEQUANTIZER
+    with safe_open(str(file), "pt") as opened:
+        described = dict(opened.metadata())
+    flow, before = (
+        json.loads(described["flow"]),
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    )
+    for change, text in (
+        ({"layers": 2**31}, "got 2147483648"),
+        ({"width": 2**31}, "got 2147483648"),
+        ({"layers": 64, "width": 1024}, "do not fit"),  # 7 GB
+    ):
+        described["flow"] = json.dumps({**flow, **change})
+        save_tensors(file, load_file(file), described)
+        with pytest.raises(InputError, match=text):
+            load_dequantizer(run)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 * 1024

@@ -283,9 +283,10 @@ class TestMetrics:
     def test_a_bad_byte_is_skipped_with_a_notice(self, run: Path) -> None:
         text = (run / "metrics.jsonl").read_bytes()
         bad = b'{"step": 1, "loss": 1.0}\n\xff{"step": 2}\n[1]\n' + b"[" * 100_000 + b"\n"
+        bad += b'{"step": 1' + b"0" * 400 + b"}\n"  # which the fuzzer found
         huge = b'{"step": 3, "loss": 1' + b"0" * 400 + b', "images_per_second": 0}\n'
         (run / "metrics.jsonl").write_bytes(bad + huge + text)
-        with pytest.warns(DataWarning, match=r"3 damaged lines are skipped \(number 2, 3, 4\)"):
+        with pytest.warns(DataWarning, match=r"4 damaged lines are skipped \(number 2, 3, 4, 5\)"):
             curve = training_curve(run / "metrics.jsonl")
         assert curve.loss[0] == (1, 1.0)
         with pytest.warns(DataWarning, match="damaged"):

@@ -80,7 +80,12 @@ def load_dequantizer(run: Run, device: torch.device | str = "cpu") -> Learned:
             described = opened.metadata()
             weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         stored = Settings(**parse_json(described["dequantizer"]))
-        flow = BinFlow(BinFlowConfig(**parse_json(described["flow"])))
+        config = BinFlowConfig(**parse_json(described["flow"]))
+        with torch.device("meta"):  # shapes alone: a damaged file may ask for any size
+            wanted = {name: value.shape for name, value in BinFlow(config).state_dict().items()}
+        if wanted != {name: value.shape for name, value in weights.items()}:
+            raise ValueError("its weights do not fit its settings")
+        flow = BinFlow(config)
         flow.load_state_dict(weights)
     except (OSError, SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
         text = " ".join(str(error).split())[:100]

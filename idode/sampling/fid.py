@@ -90,7 +90,12 @@ class FeatureStatistics:
     @classmethod
     def load(cls, path: Path) -> FeatureStatistics:
         """Read a file that :meth:`save` wrote, without pickle."""
-        found = npz_arrays(path, "count", "mean", "scatter")
+        try:
+            found = npz_arrays(path, "count", "mean", "scatter")
+        except InputError as error:
+            raise InputError(
+                f"{path} holds no feature statistics ({error}): make it again"
+            ) from None
         shapes = [found[name].shape for name in ("count", "mean", "scatter") if name in found]
         fits = len(shapes) == 3 and shapes[0] == () and shapes[2] == shapes[1] * 2
         good = fits and len(shapes[1]) == 1 and all(np.isfinite(v).all() for v in found.values())

@@ -21,6 +21,8 @@ from idode.storage import NO_FOLLOW, open_regular, parse_json, write_atomically
 
 __all__ = ["IntervalSums", "MetricsLog", "read_metrics"]
 
+LARGEST_STEP = 2**53  # all below it are floats too
+
 
 class IntervalSums:
     """Sums over the steps since the last line of metrics, in one tensor for the checkpoint.
@@ -154,7 +156,8 @@ def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
             line = parse_json(text)
         except ValueError:
             line = None
-        if isinstance(line, dict) and type(line.get("step")) is int:
+        step = line.get("step") if isinstance(line, dict) else None
+        if type(step) is int and 0 <= step < LARGEST_STEP:
             found.append((text + b"\n", line))
         else:
             bad.append(number)
