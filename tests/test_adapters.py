@@ -125,9 +125,10 @@ class TestDiffusers:
         model = idode.adapt(pair, levels=LEVELS)
         same(model, LATTICE.mixture, SP)
         assert capsys.readouterr().out == model.description + "\n"
-        assert "predicts velocity, path sp, clock StraightTime, 17 levels on [-1, 1]" in (
-            model.description
+        said = (
+            "predicts velocity, path sp, clock StraightTime, pixels of 17 levels scaled to [-1, 1]"
         )
+        assert said in model.description
 
     def test_variance_exploding(self) -> None:
         net = Wrapped(scaled(0, 1), VE, lambda t: 2 * t.log(), lambda x, e, a, s: -e / s)
@@ -150,6 +151,10 @@ class TestDiffusers:
         del net.config["time_embedding_type"]
         with pytest.raises(InputError, match="prediction_type of 'x' is not known"):
             idode.adapt((net, scheduler("DDPMScheduler", prediction_type="x")))
+        with pytest.raises(InputError, match="LCMScheduler with these settings follows no ODE"):
+            idode.adapt((net, scheduler("LCMScheduler")))
+        with pytest.raises(InputError, match="continuous times"):
+            idode.adapt((net, scheduler("EulerDiscreteScheduler", timestep_type="continuous")))
         odd = scheduler("KarrasVeScheduler")
         del odd.config["num_train_timesteps"]  # type: ignore[attr-defined]
         with pytest.raises(InputError, match="is not recognised"):
@@ -224,6 +229,58 @@ class TestDenoisingDiffusionPytorch:
             idode.adapt(Diffusion(net, "pred_noise", True))
 
 
+class TestGuidedDiffusion:
+    """A pair of network and GaussianDiffusion, whose table is an array of numpy."""
+
+    def diffusion(self, mean: str, steps: int = 1000, **more: object) -> SimpleNamespace:
+        kind = SimpleNamespace(name=mean)
+        return SimpleNamespace(
+            alphas_cumprod=ABAR[:steps].numpy(), model_mean_type=kind, rescale_timesteps=False,
+            timestep_map=list(range(steps)), original_num_steps=steps, **more,
+        )  # fmt: skip
+
+    @pytest.mark.parametrize(("mean", "says"), [("EPSILON", noise), ("START_X", clean)])
+    @pytest.mark.parametrize("variances", [False, True])
+    def test_the_first_half_of_the_channels_is_the_prediction(self, mean, says, variances) -> None:
+        class Net(Perfect):
+            def forward(self, x: Tensor, time: Tensor) -> Tensor:
+                said = super().forward(x, time)
+                return torch.cat([said, said + 1], dim=1) if variances else said
+
+        net = Net(scaled(-1, 1), VP, table_gamma, says)
+        same(idode.adapt((net, self.diffusion(mean)), levels=LEVELS), LATTICE.mixture, VP)
+
+    def test_times_are_out_of_a_thousand_where_they_are_rescaled(self) -> None:
+        net = Perfect(scaled(-1, 1), VP, lambda t: table_gamma(t / 2), noise)
+        diffusion = self.diffusion("EPSILON", 500)
+        diffusion.rescale_timesteps = True
+        same(idode.adapt((net, diffusion), levels=LEVELS), LATTICE.mixture, VP)
+
+    def test_labels_have_its_name_and_images_its_shape(self) -> None:
+        seen = []
+
+        class Net(nn.Module):
+            image_size, in_channels = 4, 3
+
+            def forward(self, x: Tensor, timesteps: Tensor, y: Tensor | None = None) -> Tensor:
+                seen.append(y)
+                return torch.cat([x, x], dim=1)
+
+        model = idode.adapt((Net(), self.diffusion("EPSILON")), verbose=False)
+        assert model.shape == (3, 4, 4)
+        model.velocity(torch.zeros(2, 3, 4, 4), torch.tensor(0.0), labels=torch.tensor([5, 7]))
+        assert seen[0].tolist() == [5, 7]
+
+    def test_what_cannot_be_read(self) -> None:
+        net = Perfect(scaled(-1, 1), VP, table_gamma, noise)
+        few = self.diffusion("EPSILON", 4)
+        few.original_num_steps, few.timestep_map = 1000, [0, 333, 666, 999]
+        with pytest.raises(InputError, match="keeps 4 of its steps.*timestep_respacing=''"):
+            idode.adapt((net, few))
+        with pytest.raises(InputError, match="predicts PREVIOUS_X cannot be converted"):
+            idode.adapt((net, self.diffusion("PREVIOUS_X")))
+
+
 class TestKDiffusion:
     def denoiser(self, data: exact.Mixture) -> Perfect:
         net = Perfect(data, VE, lambda t: 2 * t.log(), clean)
@@ -239,14 +296,44 @@ class TestKDiffusion:
 
     def test_a_network_of_edm_for_images(self) -> None:
         net = self.denoiser(scaled(-1, 1))
-        net.round_sigma, net.img_resolution, net.img_channels = None, 1, 2
+        net.round_sigma, net.img_resolution, net.img_channels = torch.as_tensor, 1, 2
         net.sigma_min, net.sigma_max = 0.0, math.inf
+        same(idode.adapt(net, levels=LEVELS), LATTICE.mixture, VE)
+
+    def test_a_network_of_edm2_in_single_precision(self) -> None:
+        """It has no round_sigma, and would choose half precision on a GPU."""
+
+        class Precond(Perfect):
+            def forward(  # type: ignore[override]
+                self, x: Tensor, sigma: Tensor, class_labels=None, force_fp32: bool = False
+            ) -> Tensor:
+                assert force_fp32
+                return super().forward(x, sigma)
+
+        net = Precond(scaled(-1, 1), VE, lambda t: 2 * t.log(), clean)
+        net.sigma_data, net.img_resolution, net.img_channels = 0.5, 1, 2
+        model = idode.adapt(net, levels=LEVELS)
+        same(model, LATTICE.mixture, VE)
+        assert model.description.startswith("EDM Precond: predicts data, path ve")
+
+    def test_noise_levels_that_it_states_are_kept_to(self) -> None:
+        """EDM's preconditioning of VE networks: no sigma_data, least noise 0.02."""
+        net = Perfect(scaled(-1, 1), VE, lambda t: 2 * t.log(), clean)
+        net.round_sigma, net.sigma_min, net.sigma_max = torch.as_tensor, 0.02, 100.0
+        model = idode.adapt(net, levels=256)
+        away = 2 * math.log(256 / 255)
+        assert model.gamma_min == pytest.approx(2 * math.log(0.02) - away)
+        assert model.gamma_max == pytest.approx(2 * math.log(100) - away)
         same(idode.adapt(net, levels=LEVELS), LATTICE.mixture, VE)
 
     def test_rounded_noise_levels_are_refused(self) -> None:
         net = self.denoiser(VECTORS)
         net.quantize = True
         with pytest.raises(InputError, match="make it with quantize=False"):
+            idode.adapt(net)
+        net.quantize = False
+        net.round_sigma = torch.round
+        with pytest.raises(InputError, match="rounds noise levels to the steps of its table"):
             idode.adapt(net)
 
 
@@ -441,8 +528,8 @@ def test_what_nobody_knows_is_refused_with_what_there_is() -> None:
 
 def test_sources_are_listed_without_their_libraries() -> None:
     assert set(ADAPTERS) == {
-        "diffusers", "denoising-diffusion-pytorch", "k-diffusion", "torchcfm", "flow_matching",
-        "zuko", "score_sde",
+        "diffusers", "denoising-diffusion-pytorch", "guided-diffusion", "k-diffusion", "torchcfm",
+        "flow_matching", "zuko", "score_sde",
     }  # fmt: skip
     assert all(ADAPTERS.summaries.values())
 

@@ -18,6 +18,7 @@ ADAPTERS: Registry[ModuleType] = Registry(
     {
         "diffusers": ("idode.adapters.diffusers", "a pipeline, or (model, scheduler)"),
         "denoising-diffusion-pytorch": ("idode.adapters.ddpm_pytorch", "a GaussianDiffusion"),
+        "guided-diffusion": ("idode.adapters.guided_diffusion", "(network, GaussianDiffusion)"),
         "k-diffusion": ("idode.adapters.k_diffusion", "a Denoiser, or a network of EDM"),
         "torchcfm": ("idode.adapters.torchcfm", "(network, flow matcher)"),
         "flow_matching": ("idode.adapters.flow_matching", "(network, path)"),

@@ -30,8 +30,9 @@ def adapt(
     """A network of another library as a diffusion ODE.
 
     Recognised are, by what they have and not by their class: a diffusers pipeline or a pair
-    (model, scheduler); a GaussianDiffusion of denoising-diffusion-pytorch; denoisers of
-    k-diffusion and EDM; pairs (network, flow matcher) of torchcfm and (network, path) of
+    (model, scheduler); a GaussianDiffusion of denoising-diffusion-pytorch; a pair (network,
+    GaussianDiffusion) of improved-diffusion or guided-diffusion; denoisers of k-diffusion, EDM
+    and EDM2; pairs (network, flow matcher) of torchcfm and (network, path) of
     flow_matching; a CNF of zuko; pairs (network, SDE) of score_sde. The network is put into
     evaluation mode. What is assumed is printed and kept as ``model.description``; every part of
     it can be overridden here.
@@ -111,7 +112,11 @@ def _description(found: Convention, model: DiffusionODE, data_range: DataRange) 
     """One line of what was understood."""
     path = found.schedule if isinstance(found.schedule, str) else type(found.schedule).__name__
     clock = found.clock if isinstance(found.clock, str) else type(found.clock).__name__
-    data = "continuous data" if model.levels is None else f"{model.levels} levels on {data_range}"
+    data = (
+        "continuous data"
+        if model.levels is None
+        else f"pixels of {model.levels} levels scaled to {data_range}"
+    )
     parts = [
         f"predicts {found.predicts}",
         f"path {path}",

@@ -17,7 +17,15 @@ from idode.diffusion.schedules import SCHEDULES, Schedule
 from idode.diffusion.wrapping import DataRange
 from idode.errors import InputError
 
-__all__ = ["Convention", "Named", "flow_path", "pair", "refuse_time_table", "signature"]
+__all__ = [
+    "Convention",
+    "Named",
+    "flow_path",
+    "pair",
+    "refuse_time_table",
+    "signature",
+    "without_variances",
+]
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,11 @@ def refuse_time_table(net: Any, steps: int) -> None:  # noqa: ANN401
                 f"the network looks its {steps} times up in a learned table ({name}), which says "
                 "nothing between integers: a diffusion ODE needs a network of continuous time"
             )
+
+
+def without_variances(said: Tensor, x: Tensor) -> Tensor:
+    """The prediction of a network whose second half of the channels are learned variances."""
+    return said.chunk(2, dim=1)[0] if said.shape[1] == 2 * x.shape[1] else said
 
 
 def flow_path(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from idode.adapters.convention import Convention, Named, refuse_time_table
+from idode.adapters.convention import Convention, Named, refuse_time_table, without_variances
 from idode.diffusion.clocks import LogSNR, NoiseLevel, TableTime
 from idode.diffusion.wrapping import DataRange
 from idode.errors import InputError, choose
@@ -70,8 +70,7 @@ def read(thing: Any) -> Convention:  # noqa: ANN401
 
 
 def _call(net: Any, x: Tensor, time: Tensor, **condition: Tensor) -> Tensor:  # noqa: ANN401
-    said: Tensor = net(x, time, **condition)
-    return said.chunk(2, dim=1)[0] if said.shape[1] == 2 * x.shape[1] else said
+    return without_variances(net(x, time, **condition), x)
 
 
 def _shape(thing: Any) -> tuple[int, ...] | None:  # noqa: ANN401

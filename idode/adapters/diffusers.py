@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from idode.adapters.convention import Convention, Named, pair
+from idode.adapters.convention import Convention, Named, pair, without_variances
 from idode.diffusion.clocks import NoiseLevel, StraightTime, TableTime
 from idode.errors import InputError, one_line
 
@@ -24,6 +24,8 @@ __all__ = ["open_folder", "read", "recognises"]
 
 PREDICTIONS = {"epsilon": "noise", "v_prediction": "normalized-velocity", "sample": "data"}
 LABELS = {"labels": "class_labels"}
+# Their networks jump to the data, or are told another time than the step of the table.
+DISTILLED = ("LCMScheduler", "TCDScheduler")
 
 
 def recognises(thing: object) -> bool:
@@ -115,6 +117,12 @@ def _scheduled(found: Convention, net: Any, scheduler: Any) -> Convention:  # no
             f"the convention of {kind} is not known: use idode.wrap and say what the network "
             "predicts, on which path and clock"
         )
+    if kind in DISTILLED or _get(config, "timestep_type") == "continuous":
+        raise InputError(
+            f"a network for {kind} with these settings follows no ODE in the steps of its table "
+            "(a distilled model, or continuous times): adapt it with the scheduler it was trained "
+            "with"
+        )
     prediction = _get(config, "prediction_type") or "epsilon"
     if prediction not in PREDICTIONS:
         raise InputError(
@@ -135,8 +143,7 @@ def _scheduled(found: Convention, net: Any, scheduler: Any) -> Convention:  # no
 def _call(net: Any, x: Tensor, time: Tensor, **condition: Tensor) -> Tensor:  # noqa: ANN401
     said = net(x, time, **condition)
     tensor: Tensor = said[0] if isinstance(said, tuple) else getattr(said, "sample", said)
-    # Learned variances are the second half of the channels.
-    return tensor.chunk(2, dim=1)[0] if tensor.shape[1] == 2 * x.shape[1] else tensor
+    return without_variances(tensor, x)
 
 
 def _network(pipeline: object) -> Any:  # noqa: ANN401
