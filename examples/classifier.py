@@ -11,6 +11,7 @@ fitted on images that are not tested.
 from __future__ import annotations
 
 import argparse
+import math
 
 import torch
 from sklearn.datasets import load_digits
@@ -44,15 +45,6 @@ class Conditional(nn.Module):
         return self.body(torch.cat(told, dim=1)).reshape(x.shape)
 
 
-def log_likelihoods(model: idode.DiffusionODE, pixels: Tensor, draws: int) -> Tensor:
-    """Nats ``(N, 10)``: a bound on log p(image | class), with the same noise for every class."""
-    bits = []
-    for label in range(CLASSES):
-        labels = torch.full((len(pixels),), label)
-        bits.append(model.sde_bound(pixels, draws=draws, labels=labels).per_image)
-    return -torch.stack(bits, dim=1) * pixels[0].numel() * torch.log(torch.tensor(2.0))
-
-
 def main() -> None:
     """Train, classify, calibrate."""
     parser = argparse.ArgumentParser(description="A classifier from likelihoods.")
@@ -77,12 +69,19 @@ def main() -> None:
         optimizer.step()
     model.eval().requires_grad_(False)
 
-    tuned = log_likelihoods(model, pixels[tune], draws)
-    tested = log_likelihoods(model, pixels[test], draws)
+    # The classifier. Every class sees the same noise, so that differences are not drawn by it.
+    def log_p(part: slice) -> Tensor:
+        every = [torch.full((count,), label) for label in range(CLASSES)]
+        bits = [model.sde_bound(pixels[part], draws=draws, labels=y).per_image for y in every]
+        return -torch.stack(bits, dim=1) * 64 * math.log(2)  # nats (N, 10)
+
+    tuned, tested = log_p(tune), log_p(test)
     scales = 2.0 ** torch.arange(-8, 1, 0.25)
     scale = min(scales, key=lambda s: float(F.cross_entropy(s * tuned, labels[tune])))
-    right = tested.argmax(1) == labels[test]
-    sure = torch.softmax(scale * tested, 1).amax(1).mean()
+    probabilities = torch.softmax(scale * tested, dim=1)
+
+    right = probabilities.argmax(1) == labels[test]
+    sure = probabilities.amax(1).mean()
     print(f"accuracy {right.double().mean():.3f} on {count} images, chance 0.100")
     print(f"mean confidence {sure:.3f} at temperature {1 / float(scale):.1f}")
     print(f"cross-entropy {F.cross_entropy(scale * tested, labels[test]):.3f} nats, chance 2.303")

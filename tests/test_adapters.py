@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import f64
@@ -22,6 +24,8 @@ from idode.diffusion import exact
 from idode.diffusion.predictors import NOISE, VELOCITY, convert
 from idode.diffusion.schedules import SCHEDULES, Schedule
 from idode.errors import InputError
+from idode.evaluation.result import Evaluation
+from idode.likelihood.bits_per_dim import BitsPerDim
 from idode.likelihood.estimator import LikelihoodSettings
 from idode.numerics import like
 from idode.ode.adams import Adams
@@ -586,15 +590,18 @@ class TestFolders:
         assert "idode.load" in said
 
 
-def test_a_folder_stands_in_the_place_of_a_run(tmp_path, monkeypatch) -> None:
-    """What ``idode evaluate diffusers:FOLDER --data ...`` does."""
-    points = torch.tensor([[40, 200], [120, 30]])
-    lattice = exact.Lattice(points, f64(0.5, 0.5), 256)
-    theirs = exact.mixture(lattice.probabilities, 2 * points.double() / 255 - 1, f64(0, 0))
+POINTS = torch.tensor([[40, 200], [120, 30]])  # images of 1 x 2 pixels
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch) -> str:
+    """The specification of a pipeline's folder, whose network is perfect for POINTS."""
+    theirs = exact.mixture([0.5, 0.5], 2 * POINTS.double() / 255 - 1, f64(0, 0))
 
     class Images(Wrapped):
-        def forward(self, x: Tensor, time: Tensor) -> Output:  # type: ignore[override]
+        def forward(self, x: Tensor, time: Tensor, class_labels: Tensor | None = None) -> Output:  # type: ignore[override]
             said = super().forward(x.flatten(1).double(), time.double()).sample
+            said = said if class_labels is None else said + 0.1 * class_labels[:, None]
             return Output(sample=said.reshape(x.shape).to(x.dtype))
 
     net = Images(theirs, VP, table_gamma, noise)
@@ -604,13 +611,96 @@ def test_a_folder_stands_in_the_place_of_a_run(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "diffusers", SimpleNamespace(DiffusionPipeline=loader))
     (tmp_path / "model_index.json").write_text("{}")
-    run = f"diffusers:{tmp_path}"
-    images = points.reshape(2, 1, 1, 2).numpy().astype("uint8")
+    (tmp_path / "scheduler").mkdir()
+    (tmp_path / "scheduler" / "scheduler_config.json").write_text("{}")
+    return f"diffusers:{tmp_path}"
+
+
+def test_a_folder_stands_in_the_place_of_a_run(saved: str) -> None:
+    """What ``idode evaluate diffusers:FOLDER --data ...`` does."""
+    images = POINTS.reshape(2, 1, 1, 2).numpy().astype("uint8")
     how = LikelihoodSettings(n_probes=0, solver=Adams(steps=60))
-    found = idode.evaluate(run, data=(images, images), settings=how, device="cpu", progress=False)
-    (value,) = found.results
+
+    def evaluated(run: str) -> BitsPerDim:
+        data = (images, images)
+        found = idode.evaluate(run, data=data, settings=how, device="cpu", progress=False)
+        return found.results[0]
+
+    value = evaluated(saved)
     # A bit for the two points, and what the least noise of the table costs isolated levels.
     assert value.mean == pytest.approx(0.5 + 1.72, abs=0.1)
     assert any("1.7" in note for note in value.notes)
+    # Held at its last time, the network costs nothing; the first value is not taken from disk.
+    held = evaluated(f"{saved}?extend=true")
+    assert held.mean == pytest.approx(0.5, abs=0.02)
+    assert not any("least noise" in note for note in held.notes)
     with pytest.raises(InputError, match="does not record its data set: give the data"):
-        idode.evaluate(run, device="cpu", progress=False)
+        idode.evaluate(saved, device="cpu", progress=False)
+
+
+def test_a_folder_is_scored_and_its_commands_name_it(saved: str, capsys) -> None:
+    """``idode calibrate diffusers:FOLDER`` and ``idode score diffusers:FOLDER``."""
+    from idode.cli.main import main
+
+    images = POINTS[torch.arange(80) % 2].reshape(80, 1, 1, 2).numpy().astype("uint8")
+    strange = np.full((1, 1, 1, 2), 128, np.uint8)
+    with pytest.raises(InputError, match=f"run `idode calibrate {saved}` with known"):
+        idode.score(saved, images[:2], device="cpu")
+    idode.calibrate(saved, data=(images, images), device="cpu", progress=False)
+    found = idode.score(saved, np.concatenate([images[:4], strange]), device="cpu")
+    assert found.flagged.tolist()[-1]
+    assert int(found.score.argmax()) == 4
+    for words, message in (
+        (["export", saved, "--to", "diffusers"], "format of another library already"),
+        (["dequantize", saved, "--quiet"], "no run folder, which a learned dequantization"),
+        (["evaluate", f"{saved}?lower=1"], "no option of diffusers:FOLDER called 'lower'"),
+        (["evaluate", f"{saved}?data_range=1,0"], "in this order, got 1.0 and 0.0"),
+    ):
+        assert main(words) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_labels_go_through_the_journal_with_their_images(saved: str, tmp_path) -> None:
+    """Values stored for some labels are not taken for others, and are found again for these."""
+    images = POINTS[torch.arange(5) % 2].reshape(5, 1, 1, 2).numpy().astype("uint8")
+    how = LikelihoodSettings(n_probes=0, batch_size=2, solver=Adams(steps=12))
+
+    def evaluated(labels: Tensor, limit: int | None = None) -> Evaluation:
+        return idode.evaluate(
+            saved, data=(images, images), settings=how, condition={"labels": labels}, limit=limit,
+            device="cpu", progress=False,
+        )  # fmt: skip
+
+    first, second = torch.tensor([0, 1, 0, 0, 2]), torch.tensor([0, 1, 0, 1, 2])
+    one, two, again = (evaluated(labels) for labels in (first, second, first))
+    values = [found.results[0].per_image for found in (one, two, again)]
+    apart = values[0] != values[1]
+    assert apart.tolist() == [False, False, False, True, False]
+    assert torch.equal(values[0], values[2])
+    assert again.results[0].seconds == one.results[0].seconds  # read from the file
+    assert one.sde is not None
+    assert two.sde is not None
+    assert one.sde.mean != two.sde.mean
+    torch.testing.assert_close(evaluated(first, limit=3).results[0].per_image, values[0][:3])
+    with pytest.raises(InputError, match="one row for each of 5 samples"):
+        evaluated(first[:4])
+    with pytest.raises(InputError, match="leave out the table of bounds and the condition"):
+        idode.evaluate(
+            saved, data=(images, images), precision=0.1, condition={"labels": first},
+            device="cpu", progress=False,
+        )  # fmt: skip
+
+
+def test_stored_values_of_another_scheduler_are_not_used(saved: str) -> None:
+    from idode.evaluation.run_store import model_hash
+    from idode.runs.run import open_run
+
+    def identity() -> str:
+        opened = open_run(saved)
+        return model_hash(opened, opened.model("cpu"))
+
+    first = identity()
+    assert identity() == first
+    folder = Path(saved.removeprefix("diffusers:"))
+    (folder / "scheduler" / "scheduler_config.json").write_text('{"beta_end": 0.01}')
+    assert identity() != first

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from conftest import ALL_SCHEDULES
+from conftest import ALL_SCHEDULES, f64
 
 from idode.diffusion import exact
 from idode.diffusion.schedules import SCHEDULES, Schedule, VariancePreserving, start_gamma
@@ -112,13 +112,17 @@ def test_variational_weight_has_the_mean_it_claims(schedule: Schedule) -> None:
     assert (difference.mean() / (difference.std() / 2000**0.5)).abs() < 4
 
 
-def test_continuous_data_passes_unchanged() -> None:
-    x = noise(3, 2)
-    model = exact.gaussian([0.0, 0.0], 0.5).ode(VariancePreserving(), -5.0, 5.0)
+def test_continuous_data_is_scaled_to_states_and_its_density_back() -> None:
+    """The density of x0, smoothed by noise of deviation sigma/alpha."""
+    x, schedule = noise(3, 2), VariancePreserving()
+    data = exact.gaussian([0.3, 0.0], 0.5)
+    model = data.ode(schedule, -2.0, 5.0)
     drawn = Continuous().states(model, x, x)
-    assert Continuous().gamma(model) == -5.0
-    assert (drawn.x == x).all()
-    assert (drawn.weight == 0).all()
+    assert Continuous().gamma(model) == -2.0
+    found = data.log_prob(drawn.x, f64(-2.0)[0], schedule) + drawn.weight
+    smooth = torch.distributions.Normal(f64(0.3, 0.0), math.sqrt(0.5**2 + math.exp(-2.0)))
+    torch.testing.assert_close(found, smooth.log_prob(x).sum(1))
+    assert torch.equal(drawn.weight, drawn.mean_weight)
 
 
 class TestBadInput:

@@ -426,7 +426,8 @@ def test_continuous_vectors_have_a_density_in_three_lines(mixture: exact.Mixture
         settings(dequantization="none", probes=0, tolerance=1e-4),
         dtype=torch.float64,
     )
-    truth = mixture.log_prob(x, torch.tensor(-6.0, dtype=torch.float64), s)
+    start = torch.tensor(-6.0, dtype=torch.float64)
+    truth = mixture.log_prob(s.alpha(start) * x, start, s) + 3 * s.log_alpha(start)
     torch.testing.assert_close(found.per_image, -truth / (3 * math.log(2)), atol=1e-3, rtol=0)
 
 

@@ -72,9 +72,14 @@ class TestRange:
                      gamma_min=-8.0, gamma_max=2.0)  # fmt: skip
         x = FAR.sample(8, torch.Generator().manual_seed(0))
         how = LikelihoodSettings(n_probes=0, solver=Adams(steps=30))
-        (note,) = bits_per_dim(model, x, how, dtype=torch.float64).notes
+        found = bits_per_dim(model, x, how, dtype=torch.float64)
+        (note,) = found.notes
         assert "before the data has drowned in noise" in note
-        assert "larger gamma_max" in note
+        assert f"{found.errors.prior:.4f} bits/dim: choose a larger gamma_max" in note
+        # The errors of the means: 1/2 (m² + v²/2) nats of what is left of each coordinate.
+        left = x * math.exp(-1.0)
+        nats = 0.5 * float((left.mean(0) ** 2 + left.var(0, correction=0) ** 2 / 2).sum())
+        assert found.errors.prior == pytest.approx(nats / (2 * math.log(2)))
 
 
 def affine(name: DataRange, levels: int) -> tuple[float, float]:
@@ -178,7 +183,11 @@ class TestLeastNoise:
     def model(self, *, extend: bool):
         lattice = exact.Lattice(self.LEVELS, torch.full((8,), 1 / 8, dtype=torch.float64), 256)
         clock = TableTime(DDPM)
-        net = lambda x, t: lattice.mixture.noise(x, clock.gamma(t), SCHEDULES["vp"])  # noqa: E731
+
+        def net(x: Tensor, t: Tensor) -> Tensor:
+            assert float(t.min()) > -1e-3, "the network has no times before its first"
+            return lattice.mixture.noise(x, clock.gamma(t), SCHEDULES["vp"])
+
         return wrap(net, "noise", "vp", clock, extend=extend)
 
     def test_a_loose_bound_says_by_how_much(self) -> None:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from idode.adapters import ADAPTERS
 from idode.adapters.convention import Convention
+from idode.dataclass_io import field_types, parse
 from idode.diffusion.model import DiffusionODE
 from idode.diffusion.wrapping import DataRange, wrap
-from idode.errors import InputError
+from idode.errors import InputError, choose
 
-__all__ = ["PREFIX", "adapt", "open_model"]
+__all__ = ["PREFIX", "adapt", "folder_of", "open_model"]
 
 PREFIX = "diffusers:"  # of a folder, where a run is expected
+
+
+@dataclass(frozen=True)
+class Options:
+    """Arguments of :func:`adapt` that a specification may have after a question mark."""
+
+    extend: bool = False
+    levels: int = 256
+    data_range: tuple[float, ...] = (-1.0, 1.0)
 
 
 def adapt(
@@ -78,17 +89,33 @@ def adapt(
 
 
 def open_model(spec: str, *, verbose: bool = False) -> DiffusionODE:
-    """The model of a specification such as ``diffusers:FOLDER``.
+    """The model of a specification such as ``diffusers:FOLDER?extend=true``.
 
     Args:
-        spec: ``diffusers:`` and a folder written by a pipeline's ``save_pretrained``.
+        spec: ``diffusers:`` and a folder written by a pipeline's ``save_pretrained``; after a
+            question mark any of ``extend``, ``levels`` and ``data_range``, joined by ``&``.
         verbose: Print what was understood.
     """
-    if not spec.startswith(PREFIX):
-        raise InputError(f"{spec!r} is no foreign model: write {PREFIX}FOLDER")
     from idode.adapters.diffusers import open_folder
 
-    return adapt(open_folder(spec.removeprefix(PREFIX)), verbose=verbose)
+    given = _options(spec)
+    return adapt(open_folder(folder_of(spec)), verbose=verbose, **given)
+
+
+def folder_of(spec: str) -> str:
+    """The folder of a specification."""
+    if not spec.startswith(PREFIX):
+        raise InputError(f"{spec!r} is no foreign model: write {PREFIX}FOLDER")
+    return spec.removeprefix(PREFIX).partition("?")[0]
+
+
+def _options(spec: str) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for item in filter(None, spec.partition("?")[2].split("&")):
+        name, _, value = item.partition("=")
+        hint = choose(f"option of {PREFIX}FOLDER", name, field_types(Options))
+        given[name] = parse(value, hint, f"{spec}: {name}")
+    return given
 
 
 def _understood(thing: object) -> Convention:

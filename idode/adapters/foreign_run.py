@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from idode.adapters.adapt import PREFIX, open_model
+from idode.adapters.adapt import folder_of, open_model
 from idode.diffusion.model import DiffusionODE
 from idode.errors import InputError
 from idode.nets.config import CustomNetConfig
 from idode.runs.config import Config, ModelConfig
 from idode.runs.run import Run
+from idode.storage import checksum
 
 __all__ = ["ForeignRun", "open_foreign_run"]
 
 
+@dataclass(frozen=True)
 class ForeignRun(Run):
     """A folder of another library; it is evaluated and sampled from like a run of ours."""
+
+    given: str = ""
+
+    @property
+    def spec(self) -> str:
+        """Its folder, with the prefix and the options that it was opened by."""
+        return self.given
 
     def model(
         self, device: torch.device | str = "cpu", net: nn.Module | None = None
@@ -26,7 +36,7 @@ class ForeignRun(Run):
         """The adapted model; there is no network to be given."""
         if net is not None:
             raise InputError(f"{self.path} has its network with it: leave net out")
-        return open_model(f"{PREFIX}{self.path}").to(device)
+        return open_model(self.given).to(device)
 
 
 def open_foreign_run(spec: str) -> ForeignRun:
@@ -37,10 +47,11 @@ def open_foreign_run(spec: str) -> ForeignRun:
     model = open_model(spec)
     if model.shape is None:
         raise InputError(f"{spec} does not say the shape of its images: use idode.adapt in Python")
+    folder = Path(folder_of(spec))
     config = Config(
         name=model.description,
         data=None,
-        net=CustomNetConfig(model.description.partition(":")[0]),
+        net=CustomNetConfig(_identity(folder, model.description)),
         model=ModelConfig(
             gamma_min=model.gamma_min,
             gamma_max=model.gamma_max,
@@ -48,4 +59,10 @@ def open_foreign_run(spec: str) -> ForeignRun:
             shape=model.shape,
         ),
     )
-    return ForeignRun(Path(spec.removeprefix(PREFIX)), config, None)
+    return ForeignRun(folder, config, None, given=spec)
+
+
+def _identity(folder: Path, description: str) -> str:
+    """What values depend on besides the weights: stored ones of another table are not used."""
+    settings = sorted(folder.glob("scheduler/*.json"))
+    return " ".join([description, *(checksum(file)[:16] for file in settings)])

@@ -6,6 +6,7 @@ import argparse
 from typing import NoReturn
 
 from idode.cli.parsing import add_run_argument
+from idode.errors import InputError
 
 __all__ = ["add_arguments", "run"]
 
@@ -23,4 +24,9 @@ def run(args: argparse.Namespace) -> NoReturn:
     from idode.adapters.export import to_diffusers
     from idode.runs.run import open_run
 
-    to_diffusers(open_run(args.run).config.net)
+    opened = open_run(args.run)
+    if opened.spec != str(opened.path):
+        raise InputError(
+            f"{opened.path} is in the format of another library already: use it there"
+        )
+    to_diffusers(opened.config.net)

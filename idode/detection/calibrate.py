@@ -128,7 +128,7 @@ def detector_of(run: Run, model: DiffusionODE) -> Detector:
     places = [file for file in (cached, own) if file.is_file()]
     if not places:
         raise InputError(
-            f"{run.path} is not calibrated: run `idode calibrate {run.path}` with known images"
+            f"{run.spec} is not calibrated: run `idode calibrate {run.spec}` with known images"
         )
     found = Detector.load(places[0])
     if found.about.get("model") != model_hash(run, model):

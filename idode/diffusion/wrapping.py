@@ -171,7 +171,7 @@ def _affine(data_range: DataRange, levels: int | None) -> tuple[float, float]:
     if isinstance(data_range, str):
         ends = choose("data range", data_range, DATA_RANGES)
     else:
-        ends = (float(data_range[0]), float(data_range[1]))
+        ends = data_range
     if ends is None:
         return 1.0, 0.0
     if levels is None:
@@ -179,10 +179,10 @@ def _affine(data_range: DataRange, levels: int | None) -> tuple[float, float]:
             "data_range says how levels become numbers; continuous data has none: pass the data "
             "as the network knows it and leave data_range out"
         )
-    low, high = ends
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+    if len(ends) != 2 or not -math.inf < ends[0] < ends[1] < math.inf:
         raise InputError(
             f"data_range must be the values of the lowest and the highest level, in this order, "
-            f"got {low} and {high}"
+            f"got {' and '.join(map(str, ends))}"
         )
+    low, high = ends
     return (high - low) * levels / (2 * (levels - 1)), (low + high) / 2

@@ -13,10 +13,10 @@ from torch import nn
 from idode.data.identity import Identity, mismatch_warning
 from idode.data.memory import Data
 from idode.data.prepared import Split
-from idode.diffusion.model import DiffusionODE
+from idode.diffusion.model import Condition, DiffusionODE
 from idode.errors import DataWarning, InputError
 from idode.evaluation.kept_calibration import KeptCalibrations, calibrations_of
-from idode.evaluation.likelihood import bits_per_dim, bounds, sde_bound
+from idode.evaluation.likelihood import bits_per_dim, bounds, condition_identity, sde_bound
 from idode.evaluation.precision import sampled_bits_per_dim
 from idode.evaluation.result import Evaluation
 from idode.evaluation.run_store import open_store
@@ -54,6 +54,7 @@ def evaluate(
     table: bool = False,
     draws: int = 16,
     net: nn.Module | None = None,
+    condition: Condition | None = None,
     journal: Path | str | None = None,
     checkpointing: bool = False,
     device: torch.device | str | None = None,
@@ -77,6 +78,8 @@ def evaluate(
         table: The paper's table in place of one value: all dequantizations by K = 1, 5, 20.
         draws: Noise levels for each image of the SDE bound.
         net: An instance of the user's own network, for a run that was trained with one.
+        condition: Keyword arguments of the network, one row for each image of the split, such as
+            ``{"labels": y}``.
         journal: File of finished batches; by default in ``RUN/evaluations``.
         checkpointing: Save memory by computing activations again, however the run was trained;
             the values are the same.
@@ -90,12 +93,14 @@ def evaluate(
     if split not in ("test", "train"):
         raise InputError(f"no split called {split!r}: choose one of test, train")
     images, identity = _images(run, data, split, limit)
+    given = {name: value[:limit] for name, value in (condition or {}).items()}
     settings = settings or LikelihoodSettings()
     with joined(device) as world:
-        if precision is not None and (table or not 0 < precision < math.inf):
+        if precision is not None and (table or condition or not 0 < precision < math.inf):
             raise InputError(
-                "a precision is for one value: leave out the table of bounds"
-                if table
+                "a precision is for one value of unconditional images: leave out the table of "
+                "bounds and the condition"
+                if table or condition
                 else f"the precision must be a positive number of bits/dim, got {precision}"
             )
         model = run.model(world.device, net)
@@ -110,6 +115,7 @@ def evaluate(
             "split": split,
             "data": identity.to_json(),
             "device": world.device.type,
+            **condition_identity(given),
         }
         if world.writes:
             _warn_of_other_data(run, identity)
@@ -122,8 +128,10 @@ def evaluate(
             try:
                 sde = None
                 if precision is None:
-                    sde = _sde_value(model, images, settings, draws, runner)
-                    results = _ode_values(model, images, settings, ways, table, runner, grids)
+                    sde = _sde_value(model, images, settings, draws, runner, given)
+                    results = _ode_values(
+                        model, images, settings, ways, table, runner, grids, given
+                    )
                 else:
                     one = dataclasses.replace(settings, dequantization=ways[0])
                     results = [
@@ -155,13 +163,15 @@ def _sde_value(
     settings: LikelihoodSettings,
     draws: int,
     runner: BatchRunner,
+    condition: Condition,
 ) -> SDEBound | None:
     if model.levels is None:
         return None
     size = settings.batch_size
     return sde_bound(
-        model, images, draws=draws, seed=settings.seed, batch_size=size, runner=runner
-    )
+        model, images, draws=draws, seed=settings.seed, batch_size=size, condition=condition,
+        runner=runner,
+    )  # fmt: skip
 
 
 def _images(run: Run, data: Data | None, split: str, limit: int | None) -> tuple[Split, Identity]:
@@ -226,17 +236,20 @@ def _ode_values(
     table: bool,
     runner: BatchRunner,
     kept: KeptCalibrations,
+    condition: Condition,
 ) -> list[BitsPerDim]:
     """One value, or three or four dequantizations by K = 1, 5, 20."""
     if not table:
         (way,) = ways
         chosen = dataclasses.replace(settings, dequantization=way)
-        return [bits_per_dim(model, images, chosen, runner=runner, kept=kept)]
+        return [bits_per_dim(model, images, chosen, condition=condition, runner=runner, kept=kept)]
     results: list[BitsPerDim] = []
     for way in ways:
         chosen = dataclasses.replace(settings, dequantization=way)
         try:
-            row = bounds(model, images, IMPORTANCES, chosen, runner=runner, kept=kept)
+            row = bounds(
+                model, images, IMPORTANCES, chosen, condition=condition, runner=runner, kept=kept
+            )
         except KeyboardInterrupt:
             if not results:
                 raise

@@ -7,6 +7,7 @@ The mathematics of a batch is in :mod:`idode.likelihood`; here batches are cut, 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -26,7 +27,14 @@ from idode.likelihood.sde_bound import SDEBound, SDEBoundEstimator
 from idode.numerics import float32_products
 from idode.ode import SOLVERS
 
-__all__ = ["DRAWS", "bits_per_dim", "bounds", "find_calibration", "sde_bound"]
+__all__ = [
+    "DRAWS",
+    "bits_per_dim",
+    "bounds",
+    "condition_identity",
+    "find_calibration",
+    "sde_bound",
+]
 
 CALIBRATION = Codec[SolverCalibration](
     lambda found: {"calibration": found.to_json()},
@@ -163,6 +171,7 @@ def bounds(
         "settings": settings.to_json(),
         "first": first_index,
         "dtype": str(dtype),
+        **condition_identity(condition),
     }
     seconds = 0.0
     if calibration is None:
@@ -236,7 +245,12 @@ def sde_bound(
     _check_data(model, data)
     estimator = SDEBoundEstimator(model, draws, distribution, seed, dtype or model.dtype)
     batches = IndexedBatches(data, batch_size, first_index, model.device, dict(condition or {}))
-    depends = {**estimator.identity(), "first": first_index, "batch_size": batch_size}
+    depends = {
+        **estimator.identity(),
+        "first": first_index,
+        "batch_size": batch_size,
+        **condition_identity(condition),
+    }
     fitting = FittingSize(batch_size)
 
     def make(number: int) -> Tensor:
@@ -256,6 +270,16 @@ def sde_bound(
     if not done.complete:
         raise KeyboardInterrupt
     return estimator.bound(done.values, math.prod(data.shape[1:]), done.seconds)
+
+
+def condition_identity(condition: Condition | None) -> dict[str, object]:
+    """A hash of each part: batches stored for other labels are not taken for these."""
+    parts = {}
+    for name, value in (condition or {}).items():
+        content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        digest = hashlib.sha256(content.tobytes()).hexdigest()
+        parts[name] = f"{value.dtype} {tuple(value.shape)} {digest}"
+    return {"condition": parts} if parts else {}
 
 
 def _check_data(model: DiffusionODE, data: Pixels) -> None:

@@ -211,6 +211,7 @@ def _result(
             dequantization=math.sqrt(noise),
             probe=math.sqrt(probe),
             solver=calibration.solver_mean,
+            prior=high.errors.prior,
         ),
         per_image=values,
         solver_error=solver_error,

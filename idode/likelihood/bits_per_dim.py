@@ -17,6 +17,7 @@ from idode.errors import InputError
 from idode.likelihood.calibration import SolverCalibration
 from idode.likelihood.estimator import BatchDraws, LikelihoodSettings
 from idode.likelihood.notes import early_end
+from idode.likelihood.prior import prior_cost
 from idode.numerics import log_mean_exp, nats_to_bits
 from idode.ode.calibration import MOST_STEPS
 
@@ -27,12 +28,13 @@ MOST_SKEWED = 2.0  # skewness of single values that intervals are corrected for
 
 @dataclass(frozen=True)
 class Errors:
-    """Standard error of the mean in bits/dim, by source; the solver's is a likely bias."""
+    """Standard error of the mean in bits/dim, by source; the last two are likely biases."""
 
     images: float  # other test images of the same kind
     dequantization: float  # other draws of the noise
     probe: float  # other probes
     solver: float  # mean over the pilot against twice the steps, signed; NaN if not estimated
+    prior: float = 0.0  # for ending the paths before all is noise, measured on the images
 
     @property
     def solver_text(self) -> str:
@@ -42,7 +44,7 @@ class Errors:
     def __str__(self) -> str:
         return (
             f"images {self.images:.4f}, dequantization {self.dequantization:.4f}, "
-            f"probe {self.probe:.4f}, solver {self.solver_text}"
+            f"probe {self.probe:.4f}, solver {self.solver_text}, prior {self.prior:.4f}"
         )
 
 
@@ -157,7 +159,8 @@ def bits_from_draws(
     noise = float(_noise_variance(groups, calibration, dim, fresh).mean()) / n
     probe = calibration.probe_variance / (max(1, s.n_probes) * s.repeats) / n
     total = float(per_image.var()) / n if n > 1 else noise + probe
-    found = [*notes, *_notes(s, k, calibration, dim), *early_end(draws.prior_mismatch, dim)]
+    prior = prior_cost(draws.prior_mismatch, dim)
+    found = [*notes, *_notes(s, k, calibration, dim), *early_end(prior)]
     if total < noise + probe:
         found.append(
             f"noise and probe alone make ± {math.sqrt(noise + probe):.4f}, more than {n} images "
@@ -173,6 +176,7 @@ def bits_from_draws(
             dequantization=math.sqrt(noise),
             probe=math.sqrt(probe),
             solver=calibration.solver_mean,
+            prior=prior,
         ),
         per_image=per_image,
         solver_error=calibration.error_per_gap * draws.corrector_gap,

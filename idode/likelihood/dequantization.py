@@ -270,7 +270,7 @@ class Variational(Dequantization):
 
 @dataclass(frozen=True)
 class Continuous(Dequantization):
-    """Data that is already continuous: the density itself, at the start of the clock."""
+    """Data that is already continuous: its density, smoothed by the noise at the start."""
 
     start: float | None = None
 
@@ -284,14 +284,21 @@ class Continuous(Dequantization):
         return self._on_clock(model, model.gamma_min)
 
     def states(self, model: DiffusionODE, data: Tensor, noise: Tensor) -> Draw:
-        """The data as it is; the noise is not used."""
+        r"""The data scaled to states, :math:`\log p(x_0) = \log p(\alpha x_0) + d\log\alpha`.
+
+        Nothing is drawn: the noise is not used.
+        """
         if not data.is_floating_point():
             raise InputError(
                 f"continuous data must be floating point, got {data.dtype}: for integer "
                 "pixels choose tn, uniform or variational dequantization"
             )
-        zero = torch.zeros(len(data), dtype=torch.float64, device=data.device)
-        return Draw(data.to(noise.dtype), zero, zero)
+        gamma = torch.tensor(self.gamma(model), dtype=torch.float64)
+        log_alpha = float(model.schedule.log_alpha(gamma))
+        weight = torch.full(
+            (len(data),), data[0].numel() * log_alpha, dtype=torch.float64, device=data.device
+        )
+        return Draw(data.to(noise.dtype) * math.exp(log_alpha), weight, weight)
 
     def draw(self, pixels: Tensor, noise: Tensor, bins: Bins) -> Draw:
         """Continuous data has no bins."""

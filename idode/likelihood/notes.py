@@ -27,19 +27,19 @@ def loose_bound(gamma: float, levels: int) -> tuple[str, ...]:
     return (
         f"the least noise, gamma {gamma:.2f}, is {0.5 / tau:.2g} of a bin of {levels} levels: the "
         f"bound may be loose by up to {cost:.2f} bits/dim (by so much where levels are isolated, "
-        "by little where the data is smooth); start lower with the network held at its last time "
-        "(extend=True in wrap or adapt), or use a learned dequantization",
+        "by little where the data is smooth); to remove this, start lower with the network held "
+        "at its last time: extend=True in wrap or adapt, diffusers:FOLDER?extend=true for a "
+        "command; a learned dequantization recovers only what the shape of the noise inside a "
+        "bin costs",
     )
 
 
-def early_end(mismatch: float, dim: int) -> tuple[str, ...]:
+def early_end(excess: float) -> tuple[str, ...]:
     """Whether the end of the paths is the prior, as far as it matters.
 
     Args:
-        mismatch: Of :func:`idode.likelihood.prior.prior_mismatch`, nats².
-        dim: Dimensions of a sample.
+        excess: Of :func:`idode.likelihood.prior.prior_cost`, bits/dim.
     """
-    excess = mismatch / 2 / (dim * math.log(2))
     if excess < MISMATCH:
         return ()
     return (

@@ -2,13 +2,15 @@ r"""How far the end of the paths is from the prior."""
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from idode.diffusion.model import DiffusionODE
 from idode.numerics import double
 
-__all__ = ["latent_moments", "prior_mismatch"]
+__all__ = ["latent_moments", "prior_cost", "prior_mismatch"]
 
 
 def prior_mismatch(model: DiffusionODE, x: Tensor, start: float) -> float:
@@ -27,6 +29,16 @@ def prior_mismatch(model: DiffusionODE, x: Tensor, start: float) -> float:
     scale = float(torch.exp(-end / 2 - model.schedule.log_alpha(begin)))
     left = double(x.detach()).flatten(1) * scale
     return float((left.mean(0) ** 2 + left.var(0, correction=0) ** 2 / 2).sum())
+
+
+def prior_cost(mismatch: float, dim: int) -> float:
+    """Bits/dim that the mean of log p misses: half of :func:`prior_mismatch`.
+
+    Args:
+        mismatch: In nats².
+        dim: Dimensions of a sample.
+    """
+    return mismatch / 2 / (dim * math.log(2))
 
 
 def latent_moments(model: DiffusionODE, z: Tensor) -> tuple[float, float]:

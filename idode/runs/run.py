@@ -151,6 +151,11 @@ class Run:
     parent: Parent | None = None
 
     @property
+    def spec(self) -> str:
+        """What a command takes to open it again."""
+        return str(self.path)
+
+    @property
     def metrics(self) -> Path:
         """One JSON object a line."""
         return self.path / METRICS

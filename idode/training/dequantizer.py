@@ -125,6 +125,11 @@ def _folder(opened: Run, out: Path | None, force: bool, named: Run | Path | str)
             f"{named} comes with the package, which is not changed: give a folder for a copy of "
             "it as out"
         )
+    if opened.spec != str(opened.path):
+        raise InputError(
+            f"{opened.spec} is no run folder, which a learned dequantization is stored in: fit "
+            "one to the adapted model in Python, by idode.training.flow_fitting.fit_flow"
+        )
     folder = opened.path if out is None else out
     if not holds_run(folder):
         if not _half_copied(opened, folder):
