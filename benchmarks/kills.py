@@ -2,13 +2,15 @@
 
 ``python benchmarks/kills.py --kills N [--full M] [COMMAND ...]`` kills each of train, finetune,
 evaluate and compare N times; whenever a command gets to its end, the result is compared with that
-of one that was never disturbed and all is begun anew.
+of one that was never disturbed and all is begun anew. ``--minutes`` ends the kills of a command
+sooner; the row has what was done until then.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import shutil
 import signal
@@ -102,8 +104,10 @@ def stray(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def torment(name: str, job: Job, root: Path, kills: int, full: int, rng: random.Random) -> str:
-    """Kill a command so often; a row of a table."""
+def torment(
+    name: str, job: Job, root: Path, kills: int, full: int, minutes: float, rng: random.Random
+) -> str:
+    """Kill a command so often, or for so long; a row of a table."""
     whole, out = root / f"{name} whole", root / f"{name} parts"
     for folder in (whole, out):
         folder.mkdir()
@@ -117,7 +121,8 @@ def torment(name: str, job: Job, root: Path, kills: int, full: int, rng: random.
     if ended.codes != [0]:
         raise SystemExit(f"{name}: {ended.text}")
     expected, done, disks, ends, wrong, left = job.outcome(whole), 0, 0, 0, 0, 0
-    while done < kills or disks < full:
+    last_moment, over = time.monotonic() + 60 * minutes, False
+    while not over:
         if disks < full and rng.random() < full / (kills + full):
             limit = rng.choice([3000, 10_000, 30_000])  # its own messages are written too
             ended = forks().run(*job.words(out), root=root, file_limit=limit)
@@ -127,7 +132,8 @@ def torment(name: str, job: Job, root: Path, kills: int, full: int, rng: random.
             done += ended.codes == [-signal.SIGKILL]
         if ended.codes not in ([0], [2], [-signal.SIGKILL]):
             raise SystemExit(f"{name}: {ended.codes} {ended.text}")
-        if ended.codes == [0] or (done >= kills and disks >= full):
+        over = (done >= kills and disks >= full) or time.monotonic() > last_moment
+        if ended.codes == [0] or over:
             last = forks().run(*job.words(out), root=root)
             if last.codes != [0]:
                 raise SystemExit(f"{name}: {last.codes} {last.text}")
@@ -145,6 +151,7 @@ def main() -> int:
     parser.add_argument("commands", nargs="*")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--full", type=int, default=20)
+    parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     print("| command | kills | full disks | ends | bit-equal | with stray files | s undisturbed |")
@@ -154,7 +161,9 @@ def main() -> int:
         for name, job in jobs(root).items():
             if not args.commands or name in args.commands:
                 rng = random.Random(f"{name} {args.seed}")
-                print(torment(name, job, root, args.kills, args.full, rng), flush=True)
+                print(
+                    torment(name, job, root, args.kills, args.full, args.minutes, rng), flush=True
+                )
     return 0
 
 
