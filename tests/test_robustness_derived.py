@@ -235,10 +235,12 @@ def test_pictures_to_compress_run_no_program(monkeypatch: pytest.MonkeyPatch) ->
     assert called == []
 
 
-def test_a_picture_that_grows_is_kept_as_bytes() -> None:
+def test_what_grows_is_kept_as_bytes(tmp_path: Path) -> None:
     file = io.BytesIO()
     Image.new("L", (5000, 5000)).save(file, "PNG")
     assert take_apart("a.png", file.getvalue()) is None
+    zeros = npz(tmp_path / "a.npz", HEADER.format("|u1", (60, 1, 1024, 1024)), bytes(60 << 20))
+    assert take_apart("a.npz", zeros.read_bytes()) is None
 
 
 def test_a_flow_of_absurd_size_is_refused_before_it_is_built(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from idode.codec.bytestream import from_text, to_text
 from idode.codec.coder import DamagedError
+from idode.data.limits import check_growth
 
 __all__ = ["array_recipe", "restore_packed", "take_packed"]
 
@@ -169,7 +170,9 @@ def _npz(data: bytes) -> tuple[Array8, Recipe] | None:
     end = around = 0
     layout = "NCHW"
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        if sum(info.file_size for info in archive.infolist()) > MOST_INFLATED:
+        inflated = sum(info.file_size for info in archive.infolist())
+        check_growth("the file", len(data), inflated)
+        if inflated > MOST_INFLATED:
             return None
         for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
             taken = _split(archive.read(info))
