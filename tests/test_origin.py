@@ -226,7 +226,7 @@ def test_the_help_of_finetune_says_whose_values_are_the_defaults(capsys) -> None
     shown = " ".join(capsys.readouterr().out.split())
     assert "preset's" not in shown
     assert "optimiser steps in all [START's finetune.steps]" in shown
-    assert "square by two different probes; takes at least 2" in shown
+    assert "estimate the square with two different probes; needs at least 2" in shown
 
 
 def test_a_refused_run_opens_no_bar(trained: Path, tmp_path: Path, capsys) -> None:

@@ -1,17 +1,22 @@
-"""The first code of the README runs as it stands there."""
+"""The README is true: code and commands run, and figures are those of stored outputs."""
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from test_docs import fences
 from test_layers import ROOT
 from test_report import SMALL as SMALL_REPORT
 
 import idode
+from idode.cli.main import main
+from idode.cli.parsing import parser_of
 from idode.ode.adams import Adams
 from idode.runs.config import override
 from idode.runs.presets import PRESETS
@@ -87,3 +92,107 @@ def test_the_first_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_first_code_is_on_the_first_screen() -> None:
     before = (ROOT / "README.md").read_text("utf-8").partition("```python")[0]
     assert before.count("\n") < 12
+
+
+# The command that stands there, and the words that make it take seconds.
+GREY = "--data npy:grey.npy?levels=4"  # 4x4 pixels
+COARSE = "--limit 2 --solver rk4 --steps 2 --draws 2"
+QUICKER = {
+    "idode data list": "",
+    "idode train digits --out runs/digits": f"--steps 3 {GREY}",
+    "idode finetune runs/digits --out runs/tuned": "",
+    "idode evaluate runs/tuned --importance 5 --json r.json": COARSE,
+    "idode sample runs/tuned --count 64 --out samples.png": "--count 2 --solver dpm --steps 2",
+    "idode report runs/tuned --out report": "",
+    "idode compare --systems vdm,idode-vp --steps 500 --out compare": (
+        f"--steps 2 --limit 2 --samples 2 --tolerance 1.0 {GREY}"
+    ),
+    "idode compress digits --model pretrained:digits --out digits.idode": "--limit 2 --steps 2",
+    "idode score pretrained:digits digits --out scores.csv": "--limit 2",
+    "idode import ckpt-6000000.flax --out runs/authors": "--size 8",
+    "idode evaluate runs/authors --data cifar10": f"{COARSE} --data npy:rgb.npy",
+}
+# Pages of many figures: their commands run in test_report.py and test_compare.py as well.
+PAGES = ("idode report", "idode compare")
+MADE = (
+    "runs/digits/model.safetensors runs/tuned/config.json r.json samples.png digits.idode"
+    " scores.csv scores.html runs/authors/config.json"
+)
+
+
+def shell() -> list[str]:
+    """The commands of the README, without their comments."""
+    lines = "".join(fences(ROOT / "README.md", "sh")).splitlines()
+    return [line.partition("#")[0].strip() for line in lines]
+
+
+@pytest.mark.parametrize("pages", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_command_of_the_readme_runs(
+    pages: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("idode.studies.report.report.FAST", SMALL_REPORT)
+    monkeypatch.setenv("IDODE_DATA", str(tmp_path / "data"))
+    monkeypatch.setitem(PRESETS, "digits", override(PRESETS["digits"], SMALL))
+    shutil.copy(ROOT / "tests/reference/tiny.flax", "ckpt-6000000.flax")  # for the authors'
+    np.save("grey.npy", tiny.images())
+    np.save("rgb.npy", np.zeros((20, 3, 8, 8), np.uint8))
+    commands = [line for line in shell() if line.startswith("idode ")]
+    assert commands == list(QUICKER)
+    for line in commands:
+        name, *words = [*line.split()[1:], *QUICKER[line].split()]
+        if pages or not line.startswith(PAGES):
+            assert main([name, *words]) == 0, (line, capsys.readouterr().err)
+        else:
+            parser_of(name).parse_args(words)
+    made = f"{MADE} report/report.html compare/compare.html" if pages else MADE
+    assert [name for name in made.split() if not Path(name).exists()] == []
+
+
+def test_commands_that_are_not_of_the_program_are_those_of_the_makefile() -> None:
+    """``make demo`` runs ``idode demo``, and ``make test`` these tests."""
+    others = [line for line in shell() if not line.startswith("idode ")]
+    assert others == ["make demo", "make test"]
+
+
+NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
+
+
+def numbers(text: str) -> set[str]:
+    """Numbers as they are written, without signs of typography and of plus."""
+    text = text.replace("−", "-").replace("±", " ± ")
+    return {found.lstrip("+").rstrip(",") for found in NUMBER.findall(text)}
+
+
+def figures() -> list[tuple[str, str]]:
+    """The figures of each row of the README's results, and where they come from."""
+    _, _, results = (ROOT / "README.md").read_text("utf-8").partition("## Results")
+    rows = re.findall(r"^\|(.+)\|$", results.partition("\n## ")[0], re.MULTILINE)
+    cells = [[cell.strip() for cell in row.split("|")] for row in rows[2:]]
+    return [(figure, source) for _, figure, source in cells]
+
+
+def stored(source: str) -> str:
+    """What a command printed, or the page that has what it printed."""
+    page = re.fullmatch(r"\[[\w.]+\]\(([\w/.]+)\)", source)
+    if page is not None:
+        return (ROOT / page[1]).read_text("utf-8")
+    for path in sorted((ROOT / "docs/results/readme").glob("*.txt")):
+        command, _, printed = path.read_text("utf-8").partition("\n")
+        if f"`{command.removeprefix('$ ')}`" == source:
+            return printed
+    raise AssertionError(f"no stored output of {source}")
+
+
+@pytest.mark.parametrize(("figure", "source"), figures())
+def test_figures_are_those_of_the_stored_output(figure: str, source: str) -> None:
+    assert numbers(figure)
+    assert numbers(figure) - numbers(stored(source)) == set()
+
+
+def test_numbers_are_found_as_they_are_written() -> None:
+    found = numbers("−0.024 ± 0.002, 1,000 of 1e-5; 843±12 and +3")
+    assert found == {"-0.024", "0.002", "1,000", "1e-5", "843", "12", "3"}

@@ -21,7 +21,7 @@ COMMANDS: Registry[ModuleType] = Registry(
     {
         "data": ("idode.cli.data", "list, fetch, verify and describe data sets"),
         "train": ("idode.cli.train", "train a model from a preset"),
-        "finetune": ("idode.cli.finetune", "continue with the second-order objective"),
+        "finetune": ("idode.cli.finetune", "fine-tune a run with the second-order objective"),
         "average": ("idode.cli.average", "the weights of a run, averaged with another width"),
         "dequantize": ("idode.cli.dequantize", "train a learned dequantization for evaluate"),
         "evaluate": ("idode.cli.evaluate", "bits per dimension of a data set, with error bars"),
@@ -32,7 +32,7 @@ COMMANDS: Registry[ModuleType] = Registry(
         "demo": ("idode.cli.demo", "train, evaluate, sample and report on the 8x8 digits"),
         "compress": ("idode.cli.compress", "compress images without loss with a model"),
         "decompress": ("idode.cli.decompress", "restore the files of a compressed archive"),
-        "calibrate": ("idode.cli.calibrate", "what known images look like, for score"),
+        "calibrate": ("idode.cli.calibrate", "learn what known images look like, for score"),
         "score": ("idode.cli.score", "how unusual images are, with p-values and reasons"),
         "doctor": ("idode.cli.doctor", "versions, devices and the speed of this machine"),
         "export": ("idode.cli.export", "a run in the format of another library"),

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--control",
         action="store_true",
-        help="also as many steps without the second order, to compare with",
+        help="also train as many steps without the second-order term",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE",

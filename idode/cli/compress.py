@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--data", metavar="SPEC",
-        help="whose training images a model without tables is fitted to [that of RUN]",
+        help="data set to fit tables to, for a model without them [that of RUN]",
     )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
     add_quiet_argument(parser)

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="NEW",
-        help="folder for a copy of the run that gets it [RUN itself]",
+        help="folder for a copy of RUN with the dequantization [RUN itself]",
     )
     add_data_argument(parser)
     parser.add_argument(

@@ -16,7 +16,9 @@ FORMATS = ("diffusers",)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode export``."""
     add_run_argument(parser)
-    parser.add_argument("--to", required=True, choices=FORMATS, metavar="FORMAT", help="diffusers")
+    parser.add_argument(
+        "--to", required=True, choices=FORMATS, metavar="FORMAT", help="only diffusers"
+    )
 
 
 def run(args: argparse.Namespace) -> NoReturn:

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--unbiased", action="store_true",
-        help="square by two different probes; takes at least 2",
+        help="estimate the square with two different probes; needs at least 2",
     )  # fmt: skip
     add_training_arguments(parser, steps="START's finetune.steps", seed="START's")
 
