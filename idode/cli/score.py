@@ -78,12 +78,14 @@ def run(args: argparse.Namespace) -> int:
         separation = {} if labelled is None else dataclasses.asdict(labelled.separation)
         write_json(args.json, {**found.to_json(), "separation": separation})
     if not args.quiet:
+        first = most_unusual(found, 5)
         rows = [
             [found.names[i], f"{found.score[i]:.2f}", f"{found.p_value[i]:.4f}",
-             f"{found.bits_per_dim[i]:.3f}", found.reasons[i]]
-            for i in most_unusual(found, 5)
+             f"{found.bits_per_dim[i]:.3f}"]
+            for i in first
         ]  # fmt: skip
-        print(table(["most unusual", "score", "p", "bits/dim", "reason"], rows))
+        print(table(["most unusual", "score", "p", "bits/dim"], rows))
+        print("\n".join(f"{found.names[i]}: {found.reasons[i]}" for i in first))
         print(found)
         if labelled is not None:
             s = labelled.separation

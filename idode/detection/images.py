@@ -111,7 +111,7 @@ def _fitting(found: NamedImages, model: DiffusionODE, what: str) -> NDArray[np.u
     if tuple(array.shape[1:]) != tuple(shape):
         raise InputError(
             f"{what} are {_described(array.shape[1:])} and the model is for {_described(shape)}: "
-            "convert them alike the training images; of a folder, folder:PATH?size=N scales and "
+            "convert them as the training images were; of a folder, folder:PATH?size=N scales and "
             "&channels=3 makes grey images colour"
         )
     assert model.levels is not None

@@ -14,13 +14,14 @@ from idode.detection.conformal import Vector
 from idode.detection.score import Labelled, Scores
 from idode.detection.separation import roc
 from idode.sampling.pictures import to_bytes
-from idode.studies.report.figures import BLUE, FAINT, INK, WIDTH, png
+from idode.studies.report.figures import BLUE, FAINT, INK, ORANGE, WIDTH, png
 from idode.studies.report.page import Section, Table, render_html
 
 __all__ = ["Unusual", "histogram", "page"]
 
-COLUMNS = 6  # pairs of image and map in a row
+COLUMNS = 4  # pairs of image and map in a row
 DIGITS = 5
+TITLE = 0.25  # inches above an image
 
 
 class Unusual:
@@ -63,16 +64,21 @@ def page(
     )
 
 
-def histogram(scores: Vector, known: Vector) -> Figure:
-    """Scores of the images against those of known images; outliers are in the last bin."""
+def histogram(scores: Vector, known: Vector, level: float) -> Figure:
+    """Scores of the images against those of known images, and where flags begin.
+
+    The axis ends where it shows the bulk of both; all that are higher are in the last bin.
+    """
     figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
     ax = figure.add_subplot()
-    top = float(np.quantile(known, 0.5) + 3 * (known.max() - np.quantile(known, 0.5)))
-    edges = np.linspace(min(known.min(), scores.min()), top, 50).tolist()
+    low, flagged = min(known.min(), scores.min()), float(np.quantile(known, 1 - level))
+    bulk = max(np.quantile(known, 0.99), np.quantile(scores, 0.75), flagged)
+    edges = np.linspace(low, max(low + 1.25 * (bulk - low), low + 1), 50).tolist()
     for values, colour, name in ((known, FAINT, "known images"), (scores, BLUE, "these images")):
-        inside = np.minimum(values, top)
+        inside = np.minimum(values, edges[-1])
         share = np.full(len(values), 1 / len(values))
         ax.hist(inside, edges, weights=share, color=colour, alpha=0.65, label=name)
+    ax.axvline(flagged, color=ORANGE, linewidth=1.2, linestyle="--", label="flagged from here")
     ax.set_xlabel("score (the last bin holds all that are higher)", color=INK)
     ax.set_ylabel("share of images", color=INK)
     ax.spines[["top", "right"]].set_visible(False)
@@ -86,13 +92,13 @@ def _histogram_section(scores: Scores, known: Vector) -> Section:
         "Scores",
         f"{len(scores.names)} images against {len(known)} known images. The p-value of an image "
         "is the share of known images with at least its score.",
-        png(histogram(scores.score, known)),
+        png(histogram(scores.score, known, scores.level)),
     )
 
 
 def _roc_section(labelled: Labelled) -> Section:
-    figure = Figure(figsize=(WIDTH / 2, WIDTH / 2), layout="constrained")
-    ax = figure.add_subplot()
+    figure = Figure(figsize=(WIDTH, WIDTH / 2), layout="constrained")
+    ax = figure.add_subplot(box_aspect=1)
     ax.plot(*roc(labelled.known, labelled.unknown), color=BLUE, linewidth=1.8)
     ax.plot([0, 1], [0, 1], color=FAINT, linewidth=1, linestyle="--")
     ax.set_xlabel("known images flagged", color=INK)
@@ -115,7 +121,8 @@ def _roc_section(labelled: Labelled) -> Section:
 
 def _gallery_section(scores: Scores, unusual: Unusual) -> Section:
     rows = max(1, -(-len(unusual.order) // COLUMNS))
-    figure = Figure(figsize=(WIDTH, 1.75 * rows + 0.2), layout="constrained")
+    tall = WIDTH / (2 * COLUMNS) + TITLE
+    figure = Figure(figsize=(WIDTH, tall * rows), layout="constrained")
     axes = figure.subplots(rows, 2 * COLUMNS, squeeze=False)
     for ax in axes.flat:
         ax.set_axis_off()
@@ -126,7 +133,7 @@ def _gallery_section(scores: Scores, unusual: Unusual) -> Section:
         shown = picture[..., 0] if picture.shape[-1] == 1 else picture
         image.imshow(shown, cmap="gray", vmin=0, vmax=255)
         map_ax.imshow(unusual.maps[place], cmap="magma", vmin=0)
-        image.set_title(f"#{place + 1}  p = {scores.p_value[i]:.3g}", fontsize=7, loc="left")
+        image.set_title(f"#{place + 1}  p = {scores.p_value[i]:.3g}", fontsize=9, loc="left")
     return Section(
         "unusual",
         "Most unusual images",
@@ -143,16 +150,18 @@ def _table_section(scores: Scores, unusual: Unusual) -> Section:
             f"{scores.score[i]:.{DIGITS}g}",
             f"{scores.p_value[i]:.3g}",
             f"{scores.bits_per_dim[i]:.3f} ± {scores.bits_error:.3f}",
-            ("yes" if scores.flagged[i] else "no") + (", found" if scores.discovered[i] else ""),
+            "yes" if scores.flagged[i] else "no",
+            "yes" if scores.discovered[i] else "no",
             scores.reasons[i],
         )
         for place, i in enumerate(unusual.order)
     )
-    header = ("image", "score", "p-value", "bits/dim", "flagged", "most unusual")
+    header = ("image", "score", "p-value", "bits/dim", "flagged", "discovered", "most unusual")
     return Section(
         "table",
         "Reasons",
-        f"Flagged: p-value at most {scores.level:g}. Found: also at a false discovery rate of "
-        f"{scores.rate:g}. The error of bits/dim is its root mean square on known images.",
-        table=Table(header, rows),
+        f"Flagged: the p-value is at most {scores.level:g}. Discovered: at a false discovery rate "
+        f"of {scores.rate:g} over all images. The error of bits/dim is its root mean square on "
+        "known images.",
+        table=Table(header, rows, words=True),
     )

@@ -37,16 +37,26 @@ th:first-child, td:first-child { text-align: left; }
 th { color: #5a6578; font-weight: 600; border-bottom-color: #cbd3de; }
 table.facts td { text-align: left; overflow-wrap: anywhere; }
 table.facts td:first-child { color: #5a6578; white-space: nowrap; width: 1%; }
+.words th:last-child, .words td:last-child { text-align: left; min-width: 15em; }
 footer { color: #8390a3; font-size: 13px; }
+@media (max-width: 600px) {
+  main { padding: 24px 10px 40px; }
+  section { padding: 16px 14px; }
+  th, td { padding: 6px; }
+  .wide td:first-child, table.facts td:first-child { white-space: normal; }
+  .wide td:first-child { min-width: 7em; overflow-wrap: anywhere; }
+  table.facts td:first-child { width: 40%; }
+}
 """
 
 
 @dataclass(frozen=True)
 class Table:
-    """Text in rows under a header; the first column names the row."""
+    """Text in rows under a header; the first column names the row, ``words`` ends it."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    words: bool = False  # the last column is a sentence, not a number
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,8 @@ def _section(section: Section) -> str:
             "<tr>" + "".join(f"<td>{_e(cell)}</td>" for cell in row) + "</tr>"
             for row in section.table.rows
         )
-        parts.append(f'<div class="wide"><table><tr>{head}</tr>{rows}</table></div>')
+        kind = ' class="words"' if section.table.words else ""
+        parts.append(f'<div class="wide"><table{kind}><tr>{head}</tr>{rows}</table></div>')
     parts.append(f'<p class="caption">{_e(section.caption)}</p></section>')
     return "\n".join(parts)
 
