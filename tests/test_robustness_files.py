@@ -273,6 +273,30 @@ def test_absurd_sizes_are_refused_before_they_are_allocated(
     assert not (tmp_path / "RUN").exists()
 
 
+@pytest.mark.usefixtures("bounded")
+def test_more_samples_than_memory_holds_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sample", "pretrained:digits", "--count", "1000000000000"]
+    assert main([*words, "--out", str(tmp_path / "s.npz")]) == 2
+    assert "1000000000000 samples need" in capsys.readouterr().err
+
+
+def test_memory_that_torch_does_not_get_is_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["evaluate", "pretrained:digits", "--limit", "1", "--steps", "4", "--quiet"]
+    assert main([*words, "--probes", "1000000000000"]) == 2
+    assert "not enough memory" in capsys.readouterr().err
+
+    def defect(*_: object, **__: object) -> None:
+        raise RuntimeError("a defect of ours")
+
+    monkeypatch.setattr("idode.evaluation.evaluate.evaluate", defect)
+    with pytest.raises(RuntimeError, match="a defect of ours"):
+        main(words)
+
+
 def test_what_the_system_says_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from idode.cli import INTERRUPTED
 
 if TYPE_CHECKING:
     from idode.cli.parsing import Parser
+    from idode.errors import InputError
 
 __all__ = ["main"]
 
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     prog = "idode"
     try:
-        from idode.errors import InputError, NumericalError, from_system, one_line
+        from idode.errors import InputError, NumericalError, one_line
 
         if argv is None:  # not called from Python: the process is ours
             from idode.cli.process import (
@@ -87,8 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return NUMERICAL_ERROR
         except BrokenPipeError:
             raise
-        except (OSError, MemoryError) as error:
-            print(f"{prog}: {one_line(str(from_system(error)))}", file=sys.stderr)
+        except (OSError, MemoryError, RuntimeError) as error:
+            print(f"{prog}: {one_line(str(_from_system(error)))}", file=sys.stderr)
             return USAGE_ERROR
     except KeyboardInterrupt as stop:
         print(f"{prog}: {str(stop) or 'interrupted'}", file=sys.stderr)
@@ -97,6 +98,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has left, as `head` does; there is nobody to tell.
         sys.stderr.close()
         return 0
+
+
+def _from_system(error: OSError | MemoryError | RuntimeError) -> InputError:
+    """What the system says, as a sentence; torch raises a ``RuntimeError`` for lack of memory."""
+    from idode.errors import from_system
+
+    if isinstance(error, RuntimeError):
+        from idode.batches import out_of_memory
+
+        if not out_of_memory(error):
+            raise error
+        return from_system(MemoryError())
+    return from_system(error)
 
 
 def chosen(words: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
     check_out(args.out, settings.shape, settings.levels, args.force)
     check_output(args.json, args.force)
     check_different({"--json": args.json, "--out": args.out})
+    _check_memory(args.count, settings.shape)
     with joined(args.device) as world:
         device, data = world.device, opened.load_data(args.data) if args.fid else None
         reference = None
@@ -115,6 +117,21 @@ def run(args: argparse.Namespace) -> int:
         left = f"{len(drawn.x)} of {args.count} samples are in {args.out}; --force goes on"
         print(f"idode sample: interrupted, {left}", file=sys.stderr)
     return 0 if drawn.complete else INTERRUPTED
+
+
+def _check_memory(count: int, shape: tuple[int, ...]) -> None:
+    """Refuse more samples than memory can hold: each as its state and as its pixels."""
+    import torch
+
+    from idode.errors import InputError
+    from idode.runs.memory import available_bytes
+
+    needed, there = 5 * count * math.prod(shape), available_bytes(torch.device("cpu"))
+    if needed > there:
+        raise InputError(
+            f"{count} samples need {needed / 2**30:.3g} GB and there are {there / 2**30:.3g}: "
+            "draw fewer at a time, each time with another --seed"
+        )
 
 
 def _solver(args: argparse.Namespace) -> Solver | Sampler:
