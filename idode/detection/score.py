@@ -57,8 +57,9 @@ class Scores:
     def __str__(self) -> str:
         n, flagged, found = len(self.names), int(self.flagged.sum()), int(self.discovered.sum())
         return (
-            f"{n} {'image' if n == 1 else 'images'}: {flagged} flagged at level {self.level:g} (about {self.level * n:.0f} "
-            f"expected of known images), {found} at a false discovery rate of {self.rate:g}; "
+            f"{n} {'image' if n == 1 else 'images'}: {flagged} flagged at level {self.level:g} "
+            f"(about {self.level * n:.0f} expected of known images), {found} at a "
+            f"false discovery rate of {self.rate:g}; "
             f"median {np.median(self.bits_per_dim):.3f} ± {self.bits_error:.3f} bits/dim; "
             f"{self.nfe} evaluations an image, {self.seconds:.1f} s"
         )
