@@ -2,7 +2,7 @@
 
 One module for each source, with ``recognises(thing)`` and ``read(thing)``, which returns a
 :class:`~idode.adapters.convention.Convention`, and one line in the table below. No module imports
-the library it is for: what it needs is told by the object itself.
+the library it is for: it reads what it needs from the object itself.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def _stated(thing: Any) -> tuple[float, float]:  # noqa: ANN401
 
 
 def _is_edm(thing: Any) -> bool:  # noqa: ANN401
-    """By what its samplers ask for; EDM2 no longer has the first."""
+    """Whether it has the attributes that EDM's samplers use; EDM2 no longer has the first."""
     return hasattr(thing, "round_sigma") or (
         hasattr(thing, "sigma_data") and hasattr(thing, "img_resolution")
     )

@@ -1,7 +1,7 @@
 r"""score_sde: a network trained in continuous time, and its SDE.
 
-VP and sub-VP: the network is told :math:`999\,t` and gives :math:`-\sigma` times the score, data
-in [-1, 1]. VE: it is told :math:`\sigma` and gives the score, data in [0, 1].
+VP and sub-VP: the network is given :math:`999\,t` and returns :math:`-\sigma` times the score,
+data in [-1, 1]. VE: it is given :math:`\sigma` and returns the score, data in [0, 1].
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 r"""torchcfm: a velocity network and the flow matcher that trained it.
 
-The matcher tells the path: :math:`\alpha(t)` is its mean for :math:`x_0 = 0, x_1 = 1`, and the
+The matcher defines the path: :math:`\alpha(t)` is its mean for :math:`x_0 = 0, x_1 = 1`, and the
 variance is that of its noise and of the base together, so with :math:`\sigma > 0` the prior at
 :math:`t = 0` is :math:`\mathcal N(0, 1 + \sigma^2)`. Couplings by optimal transport and
 Schrödinger bridges have no Gaussian path given the data.

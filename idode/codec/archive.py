@@ -70,7 +70,7 @@ class Summary:
 
     @property
     def bits_per_dim(self) -> float:
-        """Of the whole archive, everything counted, for each value of an image."""
+        """Bits of the whole archive, everything counted, per value of an image."""
         return 8 * self.bytes_after / max(self.values, 1)
 
 

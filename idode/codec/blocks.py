@@ -157,7 +157,7 @@ def _dearer_by_model(scheme: Scheme, images: Images, stored: Sequence[Stored]) -
 
 
 def _batch_size(scheme: Scheme, stack: Stack, most: int) -> int:
-    """As many images as the bits on the stack allow, in whole batches of the network."""
+    """Number of images that the bits on the stack allow, in whole batches of the network."""
     size = max(1, min(most, (stack.bits - SPARE_BITS) // scheme.start_bits))
     whole = scheme.denoiser.batch
     return size - size % whole if size > whole else size

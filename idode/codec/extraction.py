@@ -93,7 +93,7 @@ class Archive:
         return name if isinstance(name, str) else ""
 
     def shape_of(self, entry: Entry) -> tuple[int, ...] | None:
-        """Of the images of an entry, with their number; ``None`` for a file kept as it is."""
+        """Shape of the images of an entry, number first; ``None`` for a file kept as it is."""
         return None if entry.place else (entry.count, *self._groups[entry.group].shape)
 
     def work(self, entries: Sequence[Entry]) -> int:

@@ -141,7 +141,7 @@ def _run(job: Encode | Decode) -> Any:  # noqa: ANN401
 def progress_bar(
     unit: str, shown: bool
 ) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
-    """A bar whose length is told later: how to begin it, and how to advance it."""
+    """A bar whose length is set later: how to begin it, and how to advance it."""
     bars: list[LateBar] = []
 
     def begin(total: int) -> None:

@@ -66,7 +66,7 @@ class Denoiser:
 
     @cached_property
     def basis(self) -> Basis:
-        """Of the coefficients."""
+        """Basis of the coefficients."""
         return Basis(self.shape, self.side)
 
     def pixels(self, z: Tensor, gamma: float) -> Tensor:

@@ -55,7 +55,7 @@ def decode(stored: Stored, shape: tuple[int, int, int]) -> Image8:
 
 @cache
 def _encoders() -> tuple[Callable[[Image8], bytes | None] | None, ...]:
-    """By number: deflate, PNG, WebP, JPEG XL; ``None`` where it is not installed."""
+    """Encoders by number: deflate, PNG, WebP, JPEG XL; ``None`` if not installed."""
     webp = _to_webp if features.check("webp") else None
     jpegxl = _to_jpegxl if importlib.util.find_spec("imagecodecs") is not None else None
     return _deflated, _to_png, webp, jpegxl

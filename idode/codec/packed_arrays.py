@@ -73,7 +73,7 @@ def restore_packed(recipe: Recipe, images: Array8) -> bytes:
 
 
 def array_recipe(shape: tuple[int, ...]) -> Recipe:
-    """Of a ``.npy`` file of images ``(N, C, H, W)``."""
+    """Recipe of a ``.npy`` file of images ``(N, C, H, W)``."""
     head = io.BytesIO()
     described = {"descr": "|u1", "fortran_order": False, "shape": shape}
     npy_format.write_array_header_1_0(head, described)
@@ -197,6 +197,6 @@ def _npz(data: bytes) -> tuple[Array8, Recipe] | None:
 
 
 def _deflated(data: bytes) -> bytes:
-    """As the zip files of Python and numpy have it."""
+    """Deflated as in the zip files of Python and numpy."""
     packer = zlib.compressobj(zlib.Z_DEFAULT_COMPRESSION, zlib.DEFLATED, -15)
     return packer.compress(data) + packer.flush()

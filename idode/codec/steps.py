@@ -63,7 +63,7 @@ class Plan:
         )
 
     def hash(self) -> str:
-        """Of every number; equal plans code alike."""
+        """Hash of all numbers; plans with equal hashes code identically."""
         total = hashlib.blake2b(digest_size=8)
         for name in ("told", "ratio", "added", "bins", "deviation", "edges", "spread", "prior"):
             total.update(getattr(self, name).tobytes())

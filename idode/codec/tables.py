@@ -83,12 +83,12 @@ class Tables:
 
     @property
     def side(self) -> int:
-        """Of the patches."""
+        """Side of a patch in pixels."""
         return int(self.about["side"])
 
     @property
     def feature(self) -> str:
-        """By which patches are put into classes, a name in :data:`FEATURES`."""
+        """Feature that assigns patches to classes, a name in :data:`FEATURES`."""
         return str(self.about["feature"])
 
     def log_error(self, gamma: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -133,7 +133,7 @@ def check_source(path: Path) -> None:
 
 
 def walk(path: Path) -> list[Path]:
-    """All visible files below a folder; what may not be read is told, since data is missing."""
+    """All visible files below a folder; a warning names what may not be read."""
     hidden: list[str] = []
     found = []
     for folder, inner, files in os.walk(path, onerror=lambda e: hidden.append(str(e.filename))):
@@ -217,7 +217,7 @@ def zip_members(path: Path) -> Iterator[Member]:
 
 
 def is_archive(path: Path) -> bool:
-    """By name: a batch that starts with a black picture has the content of an empty tar."""
+    """Decided by name: a batch that starts with a black picture looks like an empty tar."""
     return path.is_file() and path.name.lower().endswith(ARCHIVES)
 
 

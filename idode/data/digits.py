@@ -35,7 +35,7 @@ class Digits(Published):
         return Dataset(identity, train, test)
 
     def fetch(self, root: Path, progress: Progress) -> Dataset:
-        """Nothing to fetch."""
+        """The digits come with scikit-learn; nothing is fetched."""
         return self.load(None, root)
 
 

@@ -109,7 +109,7 @@ def decode(data: bytes, name: str, size: int | None = None) -> NDArray[Any]:
 def decode_all(
     files: Iterator[Member], size: int | None = None, channels: int | None = None
 ) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Names and equal images ``(C, H, W)``; the first says how many channels unless told."""
+    """Names and images of one shape ``(C, H, W)``, that of the first unless channels are given."""
     first: NDArray[Any] | None = None
     for member in files:
         pixels = decode(member.read(max_file_bytes()), member.shown, size)

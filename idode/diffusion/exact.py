@@ -239,7 +239,7 @@ class Lattice:
         return ode
 
     def entropy(self) -> float:
-        """Of the data, in bits per dimension: the least any code can reach on average."""
+        """Entropy of the data in bits per dimension: the least any code can reach on average."""
         nats = -(self.probabilities * self.probabilities.log()).sum()
         return float(nats) / (self.pixels.shape[1] * math.log(2))
 

@@ -56,12 +56,12 @@ class DiffusionODE(nn.Module):
         net: Called as ``net(x, t, **condition)``; ``x`` is ``(B, *)``, ``t`` is ``(B,)``. A
             module, or any function.
         schedule: How data is noised.
-        gamma_min: Least noise, where pixels meet the continuum.
-        gamma_max: Most noise, where the prior takes over.
+        gamma_min: Lowest noise level, where data is dequantized.
+        gamma_max: Highest noise level, where the prior is evaluated.
         predictor: What the network predicts.
-        clock: The time it is given; by default gamma scaled to [0, 1].
-        levels: Grey levels of the data; ``None`` for continuous data.
-        shape: Of one sample, without the batch; sampling needs it.
+        clock: Time passed to the network; by default gamma scaled to [0, 1].
+        levels: Number of grey levels of the data; ``None`` for continuous data.
+        shape: Shape of one sample, without the batch; needed for sampling.
         gaussian_path: Whether a state given clean data is Gaussian; else it has no noise.
     """
 
@@ -100,7 +100,7 @@ class DiffusionODE(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the parameters; float32 for a network without any."""
+        """Type of the parameters; float32 for a network without any."""
         return next((p.dtype for p in self.parameters()), torch.float32)
 
     def extra_repr(self) -> str:

@@ -53,7 +53,7 @@ class NormalGamma(NoiseLevelDistribution):
         return (self._tail(gamma) - above) / total
 
     def isf(self, mass: Tensor) -> Tensor:
-        """By the normal's own quantile."""
+        """Inverse of the mass above, by the quantile of the normal."""
         above, total = self._ends(mass)
         gamma: Tensor = self.mean - self.std * ndtri(above + mass * total)
         return gamma.clamp(self.gamma_min, self.gamma_max)

@@ -142,7 +142,7 @@ class Preconditioned(Predictor):
             )
 
     def variance(self, schedule: Schedule, gamma: Tensor) -> Tensor:
-        """Of the state, per dimension."""
+        """Variance of the state, per dimension."""
         return schedule.sigma(gamma) ** 2 + (self.sigma_data * schedule.alpha(gamma)) ** 2
 
     def c_in(self, schedule: Schedule, gamma: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 r"""Networks trained elsewhere, read as diffusion ODEs.
 
-Three conventions differ between libraries: what the network predicts, the time it is told, and
+Three conventions differ between libraries: what the network predicts, the time it is given, and
 the scale of its data. The first two are the predictor and the clock of the model. The third is
 an affine map :math:`y_0 = a x_0 + b` from our scale to the network's: with primes for the
 network's own units, noise carries the same information about both where

@@ -2,7 +2,7 @@
 
 ``calibration.json`` of a run maps a hash of the model, the data and the settings to the steps that
 were found for them. Models that come with the package have theirs beside the weights. Before one
-is used, a few images are solved on its steps: where their corrector gaps foretell a larger error
+is used, a few images are solved on its steps: where their corrector gaps predict a larger error
 than was asked for, the steps are found anew.
 """
 
@@ -150,7 +150,7 @@ def _entries(file: Path) -> dict[str, Any]:
 def _likely_error(
     estimator: LogWeightEstimator, pilot: Batch, kept: SolverCalibration
 ) -> tuple[float, int]:
-    """Root mean square error that the corrector gaps of a few images foretell; evaluations.
+    """Root mean square error that the corrector gaps of a few images predict; evaluations.
 
     The gaps are those of the path, so the divergence is left out.
     """

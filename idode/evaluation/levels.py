@@ -39,7 +39,7 @@ class Level:
 
     @property
     def evaluations(self) -> float:
-        """Of the network, for all draws of all images."""
+        """Network evaluations for all draws of all images."""
         return sum(p.nfe * p.log_w.numel() for p in self.parts)
 
     @property
@@ -120,7 +120,7 @@ class ChosenImages:
         )
 
     def estimate(self, coarse: Level, fine: Level) -> Estimate:
-        """Of the mean, from all solves so far."""
+        """Estimate of the mean, from all solves so far."""
         low = self.result(coarse)
         values = low.per_image.numpy()
         noise = math.sqrt(len(values)) * math.hypot(low.errors.dequantization, low.errors.probe)

@@ -1,7 +1,7 @@
 """Bits per dimension of a test set to a precision that is asked for, from few of its images.
 
 Images are chosen at random by seed. A pilot of them, solved on a coarse and on the fine grid,
-tells how far proxies foretell a value and how far the grids differ; from that follows how many
+shows how well proxies predict a value and how far the grids differ; from that follows how many
 images each grid needs (:mod:`idode.evaluation.multilevel`), and the work goes on until the
 standard error of the test set's mean is as asked, or all images are solved.
 """

@@ -1,4 +1,4 @@
-r"""Quantities of an image that foretell its bits/dim and cost next to nothing.
+r"""Quantities of an image that predict its bits/dim and cost next to nothing.
 
 A regression on them over the whole test set takes most of the difference between images out of
 the error of a mean over few (:mod:`idode.evaluation.multilevel`). The best of them is what a small
@@ -50,7 +50,7 @@ def _blocks(images: Rows) -> Iterator[Array]:
 
 
 def _vector_features(rows: Rows) -> tuple[list[str], Features]:
-    """Of vectors, about which nothing is known: mean, spread and extremes."""
+    """Features of vectors, whose meaning is unknown: mean, spread and extremes."""
     x = np.asarray(rows, dtype=np.float64).reshape(len(rows), -1)
     names = ["mean", "spread", "least", "largest"]
     return names, np.column_stack([x.mean(1), x.std(1), x.min(1), x.max(1)])

@@ -90,7 +90,7 @@ def _unskewed(t: float, k: float) -> float:
 
 
 def skewness_of_mean(values: Tensor) -> float:
-    """Of the mean of values ``(n,)``: theirs over the root of n; clipped, as few tell it badly."""
+    """Skewness of the mean of values ``(n,)``: theirs, clipped, over the root of n."""
     apart = values.double() - values.double().mean()
     spread = float(apart.square().mean())
     if len(values) < 3 or spread == 0:

@@ -185,7 +185,7 @@ class Dequantization(abc.ABC):
 
     @property
     def name(self) -> str:
-        """As the command line calls it."""
+        """Its name on the command line."""
         return DEQUANTIZATIONS.name_of(self)
 
     def to_json(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Learned(Dequantization):
 
     @property
     def start(self) -> float | None:  # type: ignore[override]
-        """That of the base."""
+        """Start of the base dequantization."""
         return self.base.start
 
     def to_json(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Learned(Dequantization):
         return {"kind": self.name, "base": self.base.to_json(), "levels": self.levels}
 
     def gamma(self, model: DiffusionODE) -> float:
-        """That of the base, for data of its own number of levels."""
+        """Noise level of the base, for data of its own number of levels."""
         if model.levels != self.levels:
             raise InputError(
                 f"the dequantizer is for {self.levels} levels, and the model's data has "

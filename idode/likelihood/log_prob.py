@@ -116,7 +116,7 @@ def solve_log_prob(
         x: States ``(B, *)`` at ``start``.
         solver: With its steps chosen.
         probes: For Hutchinson's estimate, ``(n, B, *)``; ``None`` is the exact divergence.
-        start: Where on the clock ``x`` lives; by default ``gamma_min``.
+        start: Noise level of ``x``; by default ``gamma_min``.
         condition: Keyword arguments of the network, ``(B, ...)`` each.
         error_per_gap: Of the solver's calibration, in nats.
         checkpoint: Keep less for gradients, see :mod:`idode.likelihood.gradients`.

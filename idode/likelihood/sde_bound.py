@@ -55,7 +55,7 @@ class SDEBoundEstimator:
     Args:
         model: Its network as a noise predictor, whatever it predicts.
         draws: Noise levels for each image, even: two independent sets, each stratified over
-            the clock; their difference tells the Monte-Carlo error.
+            the clock; their difference estimates the Monte-Carlo error.
         distribution: Of the noise levels; by default the designed one.
         seed: Of noise levels and noise; an image's draws depend on its index, not on its batch.
         dtype: Of the network's input.

@@ -1,6 +1,6 @@
 """The U-Net of variational diffusion models, which the paper uses unchanged, for any image.
 
-The published network never changes resolution: likelihood lives in fine detail. ``halvings``
+The published network never changes resolution: likelihood depends on fine detail. ``halvings``
 makes it affordable on a laptop: the inner blocks run on a coarser grid, while the input, its
 Fourier features and the final ``+ x`` stay at full resolution.
 """

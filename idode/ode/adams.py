@@ -42,7 +42,7 @@ class Trace:
     corrector_gap: Tensor  # (B,)
 
     def integral(self, order: int = 4) -> Tensor:
-        """Of the rates, ``(n, B)``, by polynomials through ``order`` nodes."""
+        """Integral of the rates ``(n, B)``, by polynomials through ``order`` nodes."""
         weights = torch.as_tensor(quadrature(self.nodes, order)).to(self.rates)
         return torch.einsum("g,gnb->nb", weights, self.rates)
 

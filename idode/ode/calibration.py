@@ -2,7 +2,7 @@ r"""A step grid for this model and this data, found on a pilot batch and then re
 
 Where a network's field is rough depends on the data: the digits want their steps around
 :math:`\gamma = -1`, CIFAR-10 around :math:`-11`. The pilot shows where; equal shares of the error
-go to each step; and solving the pilot again with twice the steps tells the error that is left,
+go to each step; and solving the pilot again with twice the steps measures the error that is left,
 which is reported with every number.
 """
 
@@ -24,7 +24,7 @@ __all__ = ["calibrate"]
 
 FIRST, MOST_STEPS = 32, 1024  # a smooth network needs fewer than the first
 SLOW = 1.0  # order of convergence: of a smooth field it is four or so, of a rough one a half
-ROUGH = 256  # steps from which slow convergence tells: fewer may just not see a wave yet
+ROUGH = 256  # steps from which slow convergence counts: fewer may not resolve a wave yet
 ORDERS = (3, 4)  # rough fields favour the longer memory, smooth ones the shorter
 
 

@@ -74,7 +74,7 @@ class AllHere:
     alone = True
 
     def get(self, lo: int, hi: int) -> States | None:
-        """Nothing was kept."""
+        """``None``: nothing was kept."""
         return None
 
     def put(self, lo: int, hi: int, states: States) -> None:

@@ -1,6 +1,6 @@
 """Random numbers as a pure function of seed, purpose and step.
 
-No generator lives from one step to the next, so a resumed run and any number of processes see
+No generator is kept from one step to the next, so a resumed run and any number of processes see
 the same draws without any random state being stored.
 """
 

@@ -1,4 +1,4 @@
-"""What training tells while it runs, and how it ended."""
+"""What training prints while it runs, and how it ended."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def simulated(
         probes: Hutchinson's, ``(n, B, *)``, kept along the path.
         density: Its mass is the solver's time, from 0 to 1 on the whole clock.
         config: Steps and regularisation.
-        start: Where on the clock ``x`` lives; by default ``gamma_min``.
+        start: Noise level of ``x``; by default ``gamma_min``.
         condition: Keyword arguments of the network.
     """
     begin = 0.0

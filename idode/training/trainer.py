@@ -138,7 +138,7 @@ class Trainer:
         self.run = replace(self.run, config=replace(self.run.config, train=self.settings))
 
     def _replan(self, budget: Budget) -> None:
-        """As many steps as the time allows, the same for all processes."""
+        """Set the number of steps that the time allows, the same for all processes."""
         steps = int(self.world.agree(str(budget.steps(self.state.step))))
         self.latest["steps"] = steps
         self._adjust(replace(self.settings, steps=steps))
