@@ -113,7 +113,7 @@ def forked(words):
 
 def kills(args):
     """Kill -9 at random moments of compress and decompress, in turn."""
-    digits = np.array(load("digits").test[:200])
+    digits = np.array(load("digits").test[:60])
     rng = random.Random(0)
     figures = {"kills": 0, "met at work": 0, "whole archives": 0, "whole files": 0, "damage": 0}
     with tempfile.TemporaryDirectory() as folder:
@@ -122,7 +122,7 @@ def kills(args):
         before = source.read_bytes()
         common = ["--model", "pretrained:digits", "--jobs", 1]
         ways = (
-            ["compress", source, "--out", out, "--steps", 8, "--block", 50, *common],
+            ["compress", source, "--out", out, "--steps", 3, "--block", 20, *common],
             ["decompress", out, "--out", back, *common],
         )
         began = time.perf_counter()
