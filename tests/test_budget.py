@@ -20,6 +20,7 @@ from idode.runs.run import Run, open_run
 from idode.training import plan, trainer
 from idode.training.budget import Budget
 from idode.training.optimisation import learning_rate
+from idode.training.speed import step_seconds
 from idode.training.trainer import Trainer
 
 
@@ -41,7 +42,7 @@ def images(side: int, count: int = 500, colours: int = 1) -> Dataset:
 def steady(seconds: float) -> plan.Speed:
     """A machine on which a step of the preset's network takes these seconds."""
 
-    def speed(config: Config, data: Dataset, world: World) -> list[float]:
+    def speed(config: Config, data: Dataset, world: World, limit: float) -> list[float]:
         net = config.net
         assert isinstance(net, UNetConfig)
         work = net.width**2 * (2 * net.depth + 1) / (1 + net.halvings) * config.train.batch_size
@@ -53,17 +54,20 @@ def steady(seconds: float) -> plan.Speed:
 class TestBudget:
     def test_steps_follow_the_speed(self) -> None:
         clock = Clock()
-        budget = Budget(1.0, 0, 1000, clock)
+        budget = Budget(1.0, 0, 1000, clock=clock)
         clock.now += 6
         assert budget.steps(10) == 100  # 0.6 s each, of 60 s
         clock.now += 30  # the machine slows down: 24 s for as many steps as fit at 36 / 20
         assert budget.steps(20) == 20 + int(24 / 1.8)
         clock.now += 100
         assert budget.steps(30) == 31  # late: the next step is the last
+        late = Budget(1.0, 0, 1000, spent=12.0, clock=clock)  # to measure the speed
+        clock.now += 6
+        assert late.steps(10) == 80
 
     def test_a_resumed_run_has_the_time_that_its_schedule_has_left(self) -> None:
         clock = Clock()
-        budget = Budget(10.0, 75, 100, clock)
+        budget = Budget(10.0, 75, 100, clock=clock)
         clock.now += 15
         assert budget.steps(80) == 80 + int((150 - 15) / 3)
 
@@ -96,6 +100,16 @@ class TestBudget:
         stored = open_run(tmp_path)
         assert stored.config.train.steps == result.step
         assert max(int(p.name[5:]) for p in stored.checkpoints.iterdir()) == result.step
+
+
+class TestSpeed:
+    def test_measuring_stops_when_its_time_is_over(self) -> None:
+        ticks = iter(range(0, 1000, 5))
+        seconds = step_seconds(
+            tiny.config(), tiny.dataset(), tiny.CPU, clock=lambda: next(ticks), limit=1.0
+        )
+        assert seconds == [5]  # one to warm up, one that is timed
+        assert len(step_seconds(tiny.config(), tiny.dataset(), tiny.CPU)) == 4
 
 
 class TestPlan:

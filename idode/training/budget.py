@@ -18,6 +18,7 @@ class Budget:
         minutes: Of the whole training.
         step: Steps done.
         steps: Steps in all, as planned so far.
+        spent: Seconds that were needed before, to choose settings.
         clock: What counts the seconds.
     """
 
@@ -26,10 +27,11 @@ class Budget:
         minutes: float,
         step: int,
         steps: int,
+        spent: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.clock, self.first, self.began = clock, step, clock()
-        self.seconds = 60 * minutes * (1 - step / steps)
+        self.seconds = 60 * minutes * (1 - step / steps) - spent
 
     def steps(self, step: int) -> int:
         """Steps in all that fit, at the speed so far, evaluations and checkpoints included.

@@ -18,8 +18,8 @@ from idode.training.speed import step_seconds
 
 __all__ = ["Speed", "described", "scheduled", "suited"]
 
-Speed = Callable[[Config, Dataset, World], list[float]]
-"""Seconds of some steps of a training."""
+Speed = Callable[[Config, Dataset, World, float], list[float]]
+"""Seconds of some steps of a training, measured in about as many seconds as the last number."""
 
 # Width, depth and halvings, by compute; the second is that of the presets.
 SMALL, MEDIUM, LARGE = (32, 2, 0), (32, 3, 1), (64, 4, 1)
@@ -29,10 +29,16 @@ BATCHES = (16, 32, 64, 128)
 ENOUGH = 8_000  # steps; with more of them, larger batches
 PASSES, DROPOUT = 200, 0.1  # through the training data, from which on there is dropout
 LINES, EVALUATIONS = 100, 5  # of metrics and held-out values in a training
+MEASURING = 0.01  # of the time, for each measurement
 SHARE, DRAWS, BACKWARD = 0.03, 8, 3  # of the time for evaluation; forward passes
 
 
-def suited(data: Dataset, minutes: float, world: World, speed: Speed = step_seconds) -> Config:
+def measured(config: Config, data: Dataset, world: World, limit: float) -> list[float]:
+    """Seconds of some steps on this machine."""
+    return step_seconds(config, data, world, limit=limit)
+
+
+def suited(data: Dataset, minutes: float, world: World, speed: Speed = measured) -> Config:
     """Network and batch for the shape of the data, its size, and the time.
 
     Args:
@@ -50,7 +56,7 @@ def suited(data: Dataset, minutes: float, world: World, speed: Speed = step_seco
         return fit(override(PRESETS["images"], names), data.levels, data.shape)
 
     def affords(config: Config) -> int:
-        return int(60 * minutes / statistics.median(speed(config, data, world)))
+        return int(60 * minutes / _pace(speed, config, data, world, minutes))
 
     halved = min(data.shape[1:]) > TINY_SIDE and not any(n % 2 for n in data.shape[1:])
     chosen = sized(MEDIUM if halved else SMALL)
@@ -67,7 +73,12 @@ def suited(data: Dataset, minutes: float, world: World, speed: Speed = step_seco
     return override(chosen, [f"net.dropout={dropout}", f"train.batch_size={batch}"])
 
 
-def scheduled(config: Config, data: Dataset, world: World, speed: Speed = step_seconds) -> Config:
+def _pace(speed: Speed, config: Config, data: Dataset, world: World, minutes: float) -> float:
+    """Seconds of a step, from a small share of the time."""
+    return statistics.median(speed(config, data, world, MEASURING * 60 * minutes))
+
+
+def scheduled(config: Config, data: Dataset, world: World, speed: Speed = measured) -> Config:
     """Steps that fill ``train.minutes``, decayed to zero, with everything at matching intervals.
 
     Args:
@@ -78,7 +89,7 @@ def scheduled(config: Config, data: Dataset, world: World, speed: Speed = step_s
     """
     train = config.train
     assert train.minutes is not None
-    pace = statistics.median(speed(config, data, world))
+    pace = _pace(speed, config, data, world, train.minutes)
     steps = max(1, int(60 * train.minutes * (1 - SHARE) / pace))
     # A held-out value takes DRAWS forward passes an image, a step BACKWARD of them.
     count = int(SHARE * steps * BACKWARD * train.batch_size / (DRAWS * EVALUATIONS))

@@ -15,12 +15,12 @@ from idode.nets.config import CustomNetConfig
 from idode.runs.config import Config, fit, override
 from idode.runs.folder import claim
 from idode.runs.presets import PRESETS
-from idode.runs.run import Run
+from idode.runs.run import Parent, Run, shell_command
 from idode.runs.systems import apply
 from idode.training import checkpoint
 from idode.training.finetuning import finetuned
 
-__all__ = ["check_data", "check_net", "finetuning_config", "training_config"]
+__all__ = ["check_data", "check_net", "finetuning_config", "origin", "training_config"]
 
 
 def training_config(
@@ -119,6 +119,20 @@ def check_data(before: Run, run: Run) -> None:
             f"{run.path} began with other data ({began}) than is given ({given}): resume with its "
             "own"
         )
+
+
+def origin(before: Run | None, parent: Parent | None) -> Parent | None:
+    """What the run started from; for a resumed run only the address of that may change."""
+    began = None if before is None else before.parent
+    if before is None or began is None or parent is None:
+        return parent or began
+    if began.sha256 != parent.sha256:
+        command = shell_command("train", "--resume", "--out", before.path)
+        raise InputError(
+            f"{before.path} began from {began}, and {parent} is given: give that one, or continue "
+            f"from the last checkpoint by {command}"
+        )
+    return parent
 
 
 def _changes(

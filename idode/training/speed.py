@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +27,7 @@ def step_seconds(
     world: World,
     *,
     clock: Callable[[], float] = time.perf_counter,
-    steps: int = TIMED,
+    limit: float = math.inf,
 ) -> list[float]:
     """Seconds of some steps of a fresh training, after a few to warm up; nothing is written.
 
@@ -35,14 +36,16 @@ def step_seconds(
         data: The train split is trained on.
         world: The device.
         clock: What counts the seconds, such as ``time.process_time`` on a busy machine.
-        steps: How many are timed.
+        limit: Seconds after which no more are taken; one is timed at least.
     """
     # One process alone, with its share of the batch: what they exchange is left out.
     share = replace(config.train, batch_size=max(1, config.train.batch_size // world.size))
     run = Run(Path("nowhere"), replace(config, train=share), data.identity)
     trainer = Trainer(run, data, World(world.device))
-    seconds = []
-    for step in range(WARM + steps):
+    seconds: list[float] = []
+    for step in range(WARM + TIMED):
+        if len(seconds) > 1 and sum(seconds) > limit:
+            break
         began = clock()
         samples = torch.from_numpy(data.train[trainer.batches.indices(step).numpy()])
         trainer.gradients(trainer.prepare(step, samples))
@@ -51,4 +54,4 @@ def step_seconds(
         if world.device.type == "cuda":
             torch.cuda.synchronize(world.device)
         seconds.append(clock() - began)
-    return seconds[WARM:]
+    return seconds[min(WARM, len(seconds) - 1) :]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from idode.runs import SHIPPED
 from idode.runs.config import Config, fit, from_json, to_json
 from idode.runs.distributed import World, joined
 from idode.runs.folder import claim, writing_run
-from idode.runs.run import Parent, Run, holds_run, open_run, shell_command
+from idode.runs.run import Parent, Run, holds_run, open_run
 from idode.training.finetuning import parent_of, starting_state
 from idode.training.plan import described, scheduled, suited
 from idode.training.reporter import TrainingResult
@@ -25,6 +26,7 @@ from idode.training.resolve import (
     check_data,
     check_net,
     finetuning_config,
+    origin,
     training_config,
 )
 from idode.training.trainer import Trainer
@@ -203,6 +205,7 @@ class _Job:
     resume: bool
     force: bool
     progress: bool
+    began: float = field(default_factory=time.perf_counter)
 
     def suited(self, world: World) -> Callable[[float], Config] | None:
         """Finds network and batch for the data, where there is any, and some minutes."""
@@ -243,7 +246,7 @@ class _Job:
             new = fitted
             fitted = _agreed(world, lambda: new if begun else scheduled(new, data, world))
         before = open_run(self.out) if begun else None
-        run = Run(self.out, fitted, data.identity, _origin(before, parent))
+        run = Run(self.out, fitted, data.identity, origin(before, parent))
         trainer = Trainer(run, data, world, start=start, net=self.net)  # writes nothing yet
         if before is not None:
             check_data(before, run)
@@ -259,6 +262,7 @@ class _Job:
                 bar.notice(f"there is no run in {self.out} to resume: a new one starts")
             if timed:
                 bar.notice(described(fitted))
+                trainer.spent = 0.0 if begun else time.perf_counter() - self.began
             result = trainer.train()
             return trainer.run, result
 
@@ -284,17 +288,3 @@ class _Job:
                 "data"
             )
         return chosen
-
-
-def _origin(before: Run | None, parent: Parent | None) -> Parent | None:
-    """What the run started from; for a resumed run only the address of that may change."""
-    began = None if before is None else before.parent
-    if before is None or began is None or parent is None:
-        return parent or began
-    if began.sha256 != parent.sha256:
-        command = shell_command("train", "--resume", "--out", before.path)
-        raise InputError(
-            f"{before.path} began from {began}, and {parent} is given: give that one, or continue "
-            f"from the last checkpoint by {command}"
-        )
-    return parent

@@ -86,6 +86,7 @@ class Trainer:
         self.watch = Watch(world, self.own.stop - self.own.start)
         self.learns_levels = isinstance(self.state.objective.density, Adaptive)
         self.latest: dict[str, float] = {}
+        self.spent = 0.0  # seconds of train.minutes that were needed to choose settings
         self.pace = (0, 0.0)  # steps since the last line of metrics, and the seconds they took
         self.draws = self.settings.sample_every > 0 and drawable(run.config)
         if self.settings.compile:
@@ -109,8 +110,8 @@ class Trainer:
             self._loader(first) as loader,
             MetricsLog(self.run.metrics if self.world.writes else None, first) as log,
         ):
-            agreement, minutes = Agreement(self.world), self.settings.minutes
-            budget = None if minutes is None else Budget(minutes, first, self.settings.steps)
+            agreement, limit = Agreement(self.world), self.settings.minutes
+            budget = Budget(limit, first, self.settings.steps, self.spent) if limit else None
             while self.state.step < self.settings.steps and not stopped:
                 start = time.perf_counter()
                 self._advance(next(loader)(), log)
@@ -178,8 +179,7 @@ class Trainer:
 
     def prepare(self, step: int, samples: Tensor) -> Batch:
         """Samples of this process with the noise of a step."""
-        drawn = generator(self.settings.seed, Purpose.BATCH, step)
-        whole = self.settings.batch_size
+        whole, drawn = self.settings.batch_size, generator(self.settings.seed, Purpose.BATCH, step)
         batch = self.state.objective.draw(samples, self.model.levels, drawn, self.own.start, whole)
         return batch.pinned() if self.world.device.type == "cuda" else batch
 
