@@ -9,7 +9,9 @@ how far `idode.adapt` is from the reference, sample by sample, and the lines a u
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
+import io
 import math
 import sys
 import tempfile
@@ -495,7 +497,37 @@ def check_hub() -> None:
         HubModel.of(model).save_pretrained(folder)
         again = HubModel.from_pretrained(folder)
     assert torch.equal(again(x, torch.tensor(0.0)), model(x, torch.tensor(0.0)))
-    print("\nhuggingface_hub: saved and read back, the same velocity")
+    print("huggingface_hub: saved and read back, the same velocity")
+
+
+def check_folder() -> None:
+    """A saved pipeline stands for a run in every command that takes one."""
+    from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
+
+    from idode.cli.main import main as command
+
+    net = UNet2DModel(
+        sample_size=8, in_channels=1, out_channels=1, block_out_channels=(8, 8),
+        layers_per_block=1, norm_num_groups=4, attention_head_dim=4,
+        down_block_types=("DownBlock2D",) * 2, up_block_types=("UpBlock2D",) * 2,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as home:
+        DDPMPipeline(net, DDPMScheduler()).save_pretrained(f"{home}/pipeline")
+        run = f"diffusers:{home}/pipeline?levels=17"
+        few = ["--data", "digits", "--limit"]
+        for words in (
+            ["evaluate", run, *few, "2", "--tolerance", "0.2"],
+            ["sample", run, "--count", "2", "--out", f"{home}/samples.png"],
+            ["report", run, *few, "2", "--out", f"{home}/report"],
+            ["calibrate", run, *few, "40"],
+            ["score", run, "digits", "--limit", "4"],
+            ["compress", "digits", "--out", f"{home}/digits.idode", "--model", run, *few, "2"],
+        ):
+            said = io.StringIO()
+            with contextlib.redirect_stdout(said):
+                code = command([*words, "--quiet"])
+            print(f"idode {words[0]} diffusers:FOLDER: exit code {code}", flush=True)
+            assert code == 0, words
 
 
 def main() -> None:
@@ -520,8 +552,11 @@ def main() -> None:
             for row in source():
                 print(row, flush=True)
                 rows.append(row)
-    check_hub()
-    worst = max(row.difference for row in rows)
+    print()
+    for check in (check_hub, check_folder):
+        if args.only in check.__name__:
+            check()
+    worst = max((row.difference for row in rows), default=0.0)
     print(f"\nlargest difference {worst:.1e}; goal 1e-3 nats or bits/dim")
     sys.exit(worst > 1e-3)
 

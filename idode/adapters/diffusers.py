@@ -83,15 +83,23 @@ def open_folder(folder: Path | str) -> Any:  # noqa: ANN401
             f"{folder} has no model_index.json: give a folder written by a pipeline's "
             "save_pretrained"
         )
-    pipeline = importlib.import_module("diffusers").DiffusionPipeline
+    library = importlib.import_module("diffusers")
+    logging = getattr(getattr(library, "utils", None), "logging", None)
+    if logging is not None:
+        logging.disable_progress_bar()  # commands have their own
     try:
         # Without safetensors it would unpickle.
-        return pipeline.from_pretrained(str(folder), local_files_only=True, use_safetensors=True)
+        return library.DiffusionPipeline.from_pretrained(
+            str(folder), local_files_only=True, use_safetensors=True
+        )
     except Exception as error:  # of any of the many libraries it imports
         raise InputError(
             f"diffusers cannot load {folder} ({one_line(str(error))}): check the folder and the "
             "installation of diffusers, or load the network yourself and pass it to idode.adapt"
         ) from error
+    finally:
+        if logging is not None:
+            logging.enable_progress_bar()
 
 
 def _scheduled(found: Convention, net: Any, scheduler: Any) -> Convention:  # noqa: ANN401

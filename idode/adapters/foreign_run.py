@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ class ForeignRun(Run):
     """A folder of another library; it is evaluated and sampled from like a run of ours."""
 
     given: str = ""
+    opened: DiffusionODE | None = None
 
     @property
     def spec(self) -> str:
@@ -36,7 +38,8 @@ class ForeignRun(Run):
         """The adapted model; there is no network to be given."""
         if net is not None:
             raise InputError(f"{self.path} has its network with it: leave net out")
-        return open_model(self.given).to(device)
+        assert self.opened is not None
+        return copy.deepcopy(self.opened).to(device)
 
 
 def open_foreign_run(spec: str) -> ForeignRun:
@@ -59,7 +62,7 @@ def open_foreign_run(spec: str) -> ForeignRun:
             shape=model.shape,
         ),
     )
-    return ForeignRun(folder, config, None, given=spec)
+    return ForeignRun(folder, config, None, given=spec, opened=model)
 
 
 def _identity(folder: Path, description: str) -> str:
