@@ -32,7 +32,7 @@ def per_image(
     Args:
         draw: Makes the numbers for one image.
         indices: Places of the images in their data set.
-        seed: Of the whole evaluation.
+        seed: Seed of the whole evaluation.
         purpose: One of the four above.
         repeat: Number of the draw, 0, 1, ... for one image.
     """

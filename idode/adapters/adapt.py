@@ -57,7 +57,7 @@ def adapt(
         gamma_min: Least noise; by default what the network knows and the data needs.
         gamma_max: Most noise, likewise.
         extend: Start lower than the network knows, with it held at its last time.
-        shape: Of one sample, where the network does not say it and samples are wanted.
+        shape: Shape of one sample, where the network does not say it and samples are wanted.
         verbose: Print the line of what was understood.
     """
     found = _understood(thing)

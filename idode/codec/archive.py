@@ -94,7 +94,7 @@ def write_archive(
         file: Open for writing.
         contents: Files with different names.
         model: Of images of one shape; other images go to ordinary coders.
-        steps: Of the diffusion.
+        steps: Steps of the diffusion.
         block: Images that are decoded together.
         jobs: Processes.
         verify: Decode every block before it is kept.

@@ -49,8 +49,8 @@ def compress(
     Args:
         images: Integers ``(N, C, H, W)``, or ``(N, H, W)`` of grey images.
         model: A run, ``pretrained:NAME``, or a model in memory; for images of its shape.
-        tables: Of a model in memory, from :func:`idode.codec.tables.fit`.
-        steps: Of the diffusion: more make a smaller result and take longer.
+        tables: Tables of a model in memory, from :func:`idode.codec.tables.fit`.
+        steps: Steps of the diffusion: more make a smaller result and take longer.
         block: Images that are decoded together; more make a slightly smaller result.
         jobs: Processes that work on separate blocks.
         verify: Decode everything again before returning.
@@ -108,7 +108,7 @@ def compress_files(
         block: Images that are decoded together.
         jobs: Processes; by default one for each processor.
         exact: Every byte of every file must come back, not only what it shows.
-        split: Of a data set: test or train.
+        split: Split of a data set: test or train.
         verify: Decode every block before the archive gets its name.
         force: Replace an archive that exists.
         progress: Show a bar on stderr.

@@ -32,7 +32,7 @@ def decompress(
     Args:
         data: An archive of one array.
         model: The model it was made with; by default the one it names.
-        tables: Of a model in memory.
+        tables: Tables of a model in memory.
         jobs: Processes that work on separate blocks.
         progress: Show a bar on stderr.
     """

@@ -55,7 +55,7 @@ def of_input(
     Args:
         given: A folder, a file, or a data spec such as ``cifar10``.
         exact: Every byte of every file must come back, not only what it shows.
-        split: Of a data set.
+        split: Split of a data set.
         limit: The first so many images of a data set.
     """
     path = Path(given)

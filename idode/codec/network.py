@@ -51,7 +51,7 @@ class Denoiser:
 
     Args:
         model: On the CPU, float32, in evaluation mode.
-        shape: Of an image, ``(C, H, W)``.
+        shape: Shape of an image, ``(C, H, W)``.
         side: Of the patches of its basis.
     """
 

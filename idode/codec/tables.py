@@ -140,7 +140,7 @@ def fit(
         model: On the CPU.
         images: Integers below the model's number of levels.
         about: What to say about the images.
-        seed: Of the noise.
+        seed: Seed of the noise.
         progress: Called with the number of noise levels done.
     """
     levels = check_levels(model)

@@ -49,9 +49,9 @@ def calibrate(
     Args:
         run: A run folder, ``pretrained:NAME`` or ``diffusers:FOLDER``.
         data: Known images: a spec, a data set or a pair of arrays; by default that of the run.
-        split: Of the data: test or train.
+        split: Split of the data: test or train.
         limit: The first so many images, 4000 by default.
-        seed: Of the noise, and of the division into halves.
+        seed: Seed of the noise, and of the division into halves.
         out: Another file to keep the result in.
         device: Such as ``"cpu"``; by default the best available.
         progress: Show a bar on stderr.
@@ -85,7 +85,7 @@ def fit_detector(
     Args:
         model: Of images.
         images: Known images ``(N, C, H, W)`` that the model was not trained on.
-        seed: Of the noise, and of the division into halves.
+        seed: Seed of the noise, and of the division into halves.
         about: What to say about model and images.
         progress: Show a bar on stderr.
     """

@@ -172,7 +172,7 @@ def error_terms(levels: Levels, values: Vector) -> Vector:
     r""":math:`\frac12(\epsilon - \hat\epsilon)^2` a dimension at every noised level, in bits; 1.
 
     Args:
-        levels: Of the statistics.
+        levels: Levels of the statistics.
         values: Statistics ``(N, F)``.
     """
     names = statistics_of(levels)

@@ -76,7 +76,7 @@ def separation(known: Vector, unknown: Vector, seed: int = 0) -> Separation:
     Args:
         known: Scores ``(n,)``; higher is more unusual.
         unknown: Scores ``(m,)``.
-        seed: Of the resampling.
+        seed: Seed of the resampling.
     """
     if not len(known) or not len(unknown):
         raise InputError(

@@ -147,7 +147,7 @@ class DiffusionODE(nn.Module):
         return convert(prediction, x, gamma, self.schedule, self.predictor, wanted)
 
     def check_gaussian_path(self) -> None:
-        """Refuse what needs the noise of a state where there is none."""
+        """Raise an error where a state given clean data is not Gaussian."""
         if not self.gaussian_path:
             raise InputError(
                 "the model's path is not Gaussian given the data (optimal transport, or a flow of "
@@ -164,7 +164,7 @@ class DiffusionODE(nn.Module):
         return self.velocity(x, gamma, **condition)
 
     def noise(self, x: Tensor, gamma: Tensor, **condition: Tensor | None) -> Tensor:
-        r""":math:`\hat\epsilon`, what the bounds compare."""
+        r""":math:`\hat\epsilon`, the predicted noise."""
         return self.predict(x, gamma, NOISE, **condition)
 
     def loss(
@@ -176,7 +176,7 @@ class DiffusionODE(nn.Module):
 
         Args:
             data: Integers ``(B, *)`` in ``0..levels-1``, or floats for continuous data.
-            generator: Of noise and noise levels; by default torch's global one.
+            generator: Generator of noise and noise levels; by default torch's global one.
             **condition: One row for each sample, passed on to the network.
 
         Returns:
@@ -278,8 +278,8 @@ class DiffusionODE(nn.Module):
         Args:
             count: Number of samples.
             log_prob: Also the log-density of each, from the same solve.
-            seed: Of all noise; a sample depends on it and on its index alone.
-            solver: Of the ODE; by default the paper's Dormand-Prince.
+            seed: Seed of all noise; a sample depends on it and on its index alone.
+            solver: Solver of the ODE; by default the paper's Dormand-Prince.
             **condition: One row for each sample, passed on to the network.
 
         Returns:

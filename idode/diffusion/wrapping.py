@@ -114,7 +114,7 @@ def wrap(
         gamma_max: End, where the state is the prior; by default :func:`default_end`.
         extend: Start as low as the levels ask for, with the network held at its last time where
             its clock ends earlier.
-        shape: Of one sample.
+        shape: Shape of one sample.
         gaussian_path: Whether the state given clean data is Gaussian; not so for couplings by
             optimal transport, whose velocity can be followed and not be read as a noise.
     """

@@ -118,7 +118,7 @@ def calibrations_of(
         run: The run.
         model: Its model, as loaded.
         identity: Of the data.
-        split: Of the data.
+        split: Split of the data.
         learned: Its dequantizer, where the numbers depend on one.
     """
     name = model_hash(run, model, learned)

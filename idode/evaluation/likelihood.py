@@ -66,7 +66,7 @@ def bits_per_dim(
         data: Integers in ``0..levels-1`` ``(N, *)``, or floats for continuous data.
         settings: How, for example ``LikelihoodSettings(n_importance=5)``.
         first_index: Place of the first image in its data set: it seeds the image's noise.
-        dtype: Of the states, by default that of the model; log-densities are float64 always.
+        dtype: Type of the states, by default that of the model; log-densities are float64 always.
         calibration: That of an earlier result, to solve more images of the same kind on the same
             grid; by default the first images are a pilot.
         condition: Keyword arguments of the network, one row for each image.
@@ -150,7 +150,7 @@ def bounds(
         importances: The values of K; each must divide the largest.
         settings: How; its ``n_importance`` is not used.
         first_index: Place of the first image in its data set.
-        dtype: Of the states.
+        dtype: Type of the states.
         calibration: That of an earlier result.
         condition: Keyword arguments of the network.
         runner: Knows batches that are done already.
@@ -235,10 +235,10 @@ def sde_bound(
         data: Integers in ``0..levels-1`` ``(N, *)``, a tensor or an array.
         draws: Noise levels for each image, an even number.
         distribution: Of the noise levels; by default the designed one.
-        seed: Of noise levels and noise.
+        seed: Seed of noise levels and noise.
         first_index: Place of the first image in its data set.
         batch_size: Images evaluated together.
-        dtype: Of the states, by default that of the model.
+        dtype: Type of the states, by default that of the model.
         condition: Keyword arguments of the network, one row for each image.
         runner: Knows batches that are done already and shares the others.
     """

@@ -50,8 +50,8 @@ class LikelihoodSettings:
             its probes over its K draws: fresh ones would add noise inside the logarithm, which
             improves the value without being a bound.
         probe: Their distribution.
-        solver: Of the ODE: Adams on a calibrated grid, or the paper's Dormand-Prince.
-        seed: Of dequantization and probes.
+        solver: Solver of the ODE: Adams on a calibrated grid, or the paper's Dormand-Prince.
+        seed: Seed of dequantization and probes.
         batch_size: Images solved together; it does not change the values.
     """
 
@@ -158,7 +158,7 @@ class LogWeightEstimator:
     Args:
         model: The diffusion ODE.
         settings: Those of :meth:`LikelihoodSettings.for_model`.
-        dtype: Of states and network; log-densities are float64 always.
+        dtype: Type of states and network; log-densities are float64 always.
     """
 
     model: DiffusionODE

@@ -25,7 +25,7 @@ __all__ = ["Mapped", "decode", "encode"]
 
 @dataclass(frozen=True)
 class Mapped:
-    """The other ends of some paths."""
+    """Results of :func:`encode` and :func:`decode`: the other ends of the paths."""
 
     x: Tensor  # (B, *) latents of states, or states of latents
     round_trip_error: Tensor  # (B,) root mean square distance, after going back, from the input
@@ -51,7 +51,7 @@ def encode(
         solver: By default Adams steps, calibrated on the first states.
         condition: Keyword arguments of the network, ``(B, ...)`` each.
         tolerance: Root mean square error of the other end that calibration aims at.
-        check: Go back as well, to tell the error; otherwise it is NaN.
+        check: Also map back to measure the error; otherwise it is NaN.
     """
     return _mapped(model, x, solver, condition or {}, tolerance, check, forward=True)
 

@@ -172,12 +172,12 @@ def log_prob(
         model: The diffusion ODE.
         x: States ``(B, *)`` at ``start``, or clean continuous data; not pixels.
         clean: Whether ``x`` is clean data.
-        start: Where on the clock states live; by default ``gamma_min``.
+        start: Noise level of the states; by default ``gamma_min``.
         solver: By default Adams steps, calibrated on the first states to 0.005 bits/dim; for
             continuous data in few dimensions to 0.0002 nats times the root of their number.
         n_probes: Hutchinson probes of the divergence; 0 is the exact one, which takes as many
             products as dimensions. By default exact up to 64 dimensions, else one probe.
-        generator: Of the probes; by default one with a fixed seed.
+        generator: Generator of the probes; by default one with a fixed seed.
         condition: Keyword arguments of the network, ``(B, ...)`` each.
         checkpoint: For gradients, keep the states alone and evaluate the network again on the way
             back: a fraction of the memory for half as much time again.

@@ -56,9 +56,9 @@ class SDEBoundEstimator:
         model: Its network as a noise predictor, whatever it predicts.
         draws: Noise levels for each image, even: two independent sets, each stratified over
             the clock; their difference estimates the Monte-Carlo error.
-        distribution: Of the noise levels; by default the designed one.
-        seed: Of noise levels and noise; an image's draws depend on its index, not on its batch.
-        dtype: Of the network's input.
+        distribution: Distribution of the noise levels; by default the designed one.
+        seed: Seed of noise levels and noise; the draws of an image depend on its index alone.
+        dtype: Type of the network's input.
     """
 
     model: DiffusionODE

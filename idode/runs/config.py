@@ -57,7 +57,7 @@ class ModelConfig:
         uniform_start: Noise level at which uniformly dequantized data is evaluated; ``None`` for
             that of the variance of a bin.
         levels: Grey levels of the data, ``None`` for continuous data; taken from the data.
-        shape: Of one sample, without the batch; taken from the data.
+        shape: Shape of one sample, without the batch; taken from the data.
     """
 
     schedule: str = "vp"

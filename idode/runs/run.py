@@ -281,7 +281,7 @@ def load(
 ) -> DiffusionODE:
     """A trained model in evaluation mode, ready to use.
 
-    Its parameters are frozen, so that log-densities keep nothing for gradients; go on training
+    Its parameters are frozen, so that log-densities keep nothing for gradients; train further
     with ``model.requires_grad_().train()``.
 
     Args:

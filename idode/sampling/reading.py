@@ -24,7 +24,7 @@ def read_samples(path: Path, levels: int) -> NDArray[Any]:
     Args:
         path: A folder of image files, whose 0..255 stand for all levels; or a ``.npz`` file with
             an array ``data`` or ``arr_0``, ``(N, C, H, W)`` or ``(N, H, W, C)``, of levels.
-        levels: Of the data they are samples of.
+        levels: Levels of the data they are samples of.
     """
     if path.is_dir():
         pictures = [pixels for _, pixels in decode_all(image_members(path))]

@@ -55,12 +55,12 @@ class SampleBatch:
 
     Args:
         model: The diffusion ODE.
-        shape: Of one sample.
+        shape: Shape of one sample.
         indices: Numbers of the samples, which seed their noise.
-        seed: Of all samples.
+        seed: Seed of all samples.
         n_probes: Hutchinson probes of the divergence, 0 for the exact one; ``None`` leaves the
             divergence out.
-        dtype: Of states and network.
+        dtype: Type of states and network.
         condition: Keyword arguments of the network, one row for each of these samples.
     """
 

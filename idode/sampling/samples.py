@@ -124,7 +124,7 @@ def sample(
         log_prob: Also integrate the divergence along each path.
         n_probes: Hutchinson probes of the divergence; 0 is exact, at one product a dimension.
         batch_size: Samples solved together.
-        dtype: Of the states, by default that of the model.
+        dtype: Type of the states, by default that of the model.
         condition: Keyword arguments of the network, one row for each sample.
         progress: Called with the number of samples just done.
         parts: Keeps finished batches for a restart, and shares them between processes.

@@ -33,7 +33,7 @@ def choose_mixture(z: Matrix, seed: int) -> tuple[int, float]:
 
     Args:
         z: Whitened rows ``(n, d)``.
-        seed: Of the folds and of the fits.
+        seed: Seed of the folds and of the fits.
     """
     rng = np.random.default_rng(seed)
     z = z[rng.permutation(len(z))[:ROWS]]

@@ -145,8 +145,8 @@ class Objective:
 
         Args:
             samples: Rows of a global batch.
-            levels: Of the data; ``None`` where it is continuous.
-            generator: Of the global batch.
+            levels: Levels of the data; ``None`` where it is continuous.
+            generator: Generator of the global batch.
             first: Place of the first row in it.
             count: Its size; by default that of ``samples``.
         """

@@ -123,7 +123,7 @@ def finetune(
     """Continue training with the second-order objective added, in a new run folder.
 
     It starts from the averaged weights of ``run`` with a fresh optimiser, or where its setting
-    ``finetune.continues`` says so, as for the paper's presets, goes on with weights, average and
+    ``finetune.continues`` says so, as for the paper's presets, continues with weights, average and
     Adam's moments of its last checkpoint. Processes and Ctrl-C are as for :func:`train`.
 
     Args:

@@ -64,7 +64,7 @@ def measure_noise_levels(
         densities: Distributions of noise levels by the name they are shown under.
         levels: Noise levels G.
         draws: Draws of the noise for each row of ``x0`` at each level.
-        generator: Of the noise, on the CPU.
+        generator: Generator of the noise, on the CPU.
     """
     uniform = UniformGamma(model.gamma_min, model.gamma_max)
 
