@@ -6,6 +6,7 @@ import ast
 import importlib
 import operator
 import re
+import shlex
 import sys
 import threading
 import types
@@ -17,6 +18,7 @@ import torch
 from test_layers import LAYERS, PACKAGE, ROOT
 
 import idode
+from idode.cli.parsing import parser_of
 from idode.ode.adams import Adams
 from idode.registry import Registry
 
@@ -319,6 +321,20 @@ def test_commands_on_every_page_exist(page: Path, capsys: pytest.CaptureFixture[
             cli.main([name, "--help"])
         assert stop.value.code == 0, name
         assert capsys.readouterr().out != ""
+
+
+def command_lines(page: Path) -> list[list[str]]:
+    """Words of the program's commands in the page's shell fences, without comments."""
+    shell = "\n".join(fences(page, "sh", "bash", "console", "shell")).replace("\\\n", " ")
+    lines = re.findall(r"^(?:\$ )?(?:torchrun .* -m )?idode ([a-z].*)$", shell, re.MULTILINE)
+    words = [shlex.split(line, comments=True) for line in lines]
+    return [w[: w.index("&&")] if "&&" in w else w for w in words]
+
+
+@every_page
+def test_options_of_commands_on_every_page_are_understood(page: Path) -> None:
+    for name, *words in command_lines(page):
+        parser_of(name).parse_args(words)  # exits where it does not understand
 
 
 @every_page
