@@ -211,7 +211,7 @@ def derived_readers(root: Path) -> dict[str, Reader]:
     np.savez(folder / "s.npz", data=pixels)
     return archive_readers() | {
         "codec tables": in_file(
-            folder / "c.safetensors", (DIGITS / "codec.safetensors").read_bytes(), read_tables, 20
+            folder / "c.safetensors", (DIGITS / "codec.safetensors").read_bytes(), read_tables
         ),
         "detector": in_file(
             folder / "d.safetensors", (DIGITS / "detector.safetensors").read_bytes(), read_detector

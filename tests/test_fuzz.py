@@ -24,8 +24,8 @@ def test_files_without_damage_are_accepted(found: dict[str, Reader]) -> None:
 
 def test_damaged_files_are_accepted_or_refused(found: dict[str, Reader]) -> None:
     for name, reader in found.items():
-        counts = fuzz(name, reader, CASES, seed=0)
-        assert counts.total() == CASES
+        cases = max(2, CASES // reader.slow)
+        assert fuzz(name, reader, cases, seed=0).total() == cases
 
 
 def test_the_same_seed_makes_the_same_cases(tmp_path: Path) -> None:
