@@ -2,13 +2,15 @@
 
     python benchmarks/precision.py table pretrained:cifar10-small 0.02 --data cifar10
     python benchmarks/precision.py coverage
+    python benchmarks/precision.py stopping
 
 ``table`` runs the estimate at one precision and prints the evaluations of the network and the CPU
 seconds beside those of three other ways, which are extrapolated: from the cost of an image on the
 fine grid and the standard deviation over images, both of the same run, and from scipy's RK45 at
 1e-5 on a few images. Seconds are of the processor on one thread, so a busy machine does not change
 them. ``coverage`` solves all digits and the points of an exact lattice once, on both grids, and
-repeats the choice of images and the regression with other seeds.
+repeats the choice of images and the regression with other seeds. ``stopping`` replays the whole
+procedure, which stops when its error bar is small enough, from the stored values of all digits.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import math
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -27,11 +30,14 @@ from idode.batches import Batch, to_tensor
 from idode.data import load
 from idode.diffusion.exact import Lattice
 from idode.diffusion.schedules import VariancePreserving, start_gamma
+from idode.evaluation.coder_proxies import CODERS
 from idode.evaluation.evaluate import evaluate
 from idode.evaluation.multilevel import estimate_mean, standardised
+from idode.evaluation.precision import sampled_bits_per_dim
 from idode.evaluation.proxies import image_features
 from idode.evaluation.sampled import SampledBitsPerDim
-from idode.likelihood.estimator import LikelihoodSettings, LogWeightEstimator
+from idode.likelihood.calibration import SolverCalibration
+from idode.likelihood.estimator import BatchDraws, LikelihoodSettings, LogWeightEstimator
 from idode.likelihood.log_prob import DensityField
 from idode.numerics import nats_to_bits
 from idode.ode.adams import Adams
@@ -39,6 +45,7 @@ from idode.ode.solvers import Solver
 from idode.runs.run import open_run
 
 RK45_IMAGES = 4
+ROOT = Path(__file__).parent.parent
 
 
 def rk45(run: str, data: str) -> tuple[float, float]:
@@ -154,10 +161,75 @@ def coverage(repeats: int = 200) -> list[dict[str, object]]:
     return rows
 
 
+class Replay:
+    """All 297 digits with known values in place of a network.
+
+    The values on 21 and 63 steps are those of ``tests/reference``; every coarse grid has the first
+    and the fine grid the second. They are the truth, so noise and probes have no variance.
+    """
+
+    def __init__(self) -> None:
+        self.data = np.asarray(load("digits").test)
+        self.model = open_run("pretrained:digits").model()
+        with np.load(ROOT / "tests" / "reference" / "digits_values.npz") as values:
+            self.coarse, self.fine = values["coarse"], values["fine"]
+        self.solver = Adams(steps=63)
+        self.features = image_features(self.data)
+
+    def calibration(self, *_: object) -> tuple[SolverCalibration, float]:
+        """One without errors."""
+        return SolverCalibration(self.solver, 0.0, 0.0, 0.0, math.inf, 0.0, 0.0, 0.0, 0), 0.0
+
+    def draws(
+        self, estimator: LogWeightEstimator, batch: Batch, solver: Solver, *_: object
+    ) -> BatchDraws:
+        """The stored values of a batch as log-weights."""
+        values = self.fine if solver == self.solver else self.coarse
+        nats = -torch.from_numpy(values[list(batch.indices)]) * self.data[0].size * math.log(2)
+        assert isinstance(solver, Adams)
+        return BatchDraws(nats[None], torch.zeros(len(nats)).double(), solver.nfe)
+
+    def estimate(self, seed: int, precision: float) -> SampledBitsPerDim:
+        """As ``idode evaluate --precision``, without files of coders."""
+        settings = LikelihoodSettings(solver=self.solver, seed=seed)
+        room = "idode.evaluation"
+        with (
+            mock.patch(f"{room}.precision.find_calibration", self.calibration),
+            mock.patch(f"{room}.precision.missing_coders", return_value=dict.fromkeys(CODERS, "")),
+            mock.patch(f"{room}.levels.image_features", return_value=self.features),
+            mock.patch.object(LogWeightEstimator, "draws", lambda *given: self.draws(*given)),
+        ):
+            return sampled_bits_per_dim(self.model, self.data, precision, settings)
+
+
+def stopping(repeats: int = 200) -> list[dict[str, object]]:
+    """How often intervals cover where the error bar itself decides when to stop."""
+    replay, rows = Replay(), []
+    truth = replay.fine.mean()
+    for precision in (0.04, 0.02):
+        found = [replay.estimate(seed, precision) for seed in range(repeats)]
+        ends = [one.interval() for one in found]
+        off = np.array([one.mean - truth for one in found])
+        claimed = np.array([one.standard_error for one in found])
+        rows.append(
+            {
+                "population": "digits",
+                "precision": precision,
+                "covered": float(np.mean([low <= truth <= high for low, high in ends])),
+                "bias": float(off.mean()),
+                "error": float(off.std()),
+                "claimed": float(np.sqrt(np.mean(claimed**2))),
+                "images": float(np.mean([len(one.per_image) for one in found])),
+                "fine": float(np.mean([one.sampling.fine for one in found])),
+            }
+        )
+    return rows
+
+
 def main() -> None:
     """Measure, print, and append to a JSON file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("table", "coverage"))
+    parser.add_argument("what", choices=("table", "coverage", "stopping"))
     parser.add_argument("run", nargs="?", default="pretrained:cifar10-small")
     parser.add_argument("precision", nargs="?", type=float, default=0.02)
     parser.add_argument("--data")
@@ -165,7 +237,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     chosen = args.run, args.data, args.precision
-    rows = coverage() if args.what == "coverage" else table(*chosen)
+    ways = {"table": lambda: table(*chosen), "coverage": coverage, "stopping": stopping}
+    rows = ways[args.what]()
     for row in rows:
         print("  ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
     if args.json is not None:

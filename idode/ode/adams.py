@@ -9,20 +9,28 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from idode.dataclass_io import new_field
 from idode.errors import InputError
 from idode.numerics import double
-from idode.ode.quadrature import lagrange_weights, quadrature
-from idode.ode.solvers import Calibration, CheckedField, Field, Solution, Solver, Value
+from idode.ode.quadrature import Speed, lagrange_weights, quadrature, scaled_weights
+from idode.ode.solvers import (
+    Calibration,
+    CheckedField,
+    Field,
+    Solution,
+    Solver,
+    Value,
+    speed_of,
+)
 
-__all__ = ["GRADED", "Adams", "Trace", "uniform_grid"]
+__all__ = ["Adams", "Trace", "uniform_grid"]
 
-GRADED = 5  # nodes inside the first step of a multistep method
 FEWEST = 6  # steps of the coarsest grid
 FINEST = 2048  # intervals of the finest grid that is tried for a single image
 
@@ -55,18 +63,23 @@ class Adams(Solver):
     newest. On network fields this is several times cheaper than Runge-Kutta of the same accuracy,
     whose inner stages do not lie on the path (docs/results/solvers.md).
 
+    A field that knows its ``speed``, as those of a diffusion ODE do, has its velocity over the
+    speed interpolated, which is the output of the network, and the speed integrated as it is.
+
     Args:
         tolerance: Root mean square error of a sample that calibration aims at, in the units of
             the value it is calibrated for: bits/dim for a likelihood.
         steps: Equal steps, in place of a calibrated grid.
         grid: Nodes as fractions of the way from 0 to 1; calibration finds them.
         order: Velocities the predictor looks back on.
+        graded: Nodes inside the first step, where there is no past to look at.
     """
 
     tolerance: float = 0.005
     steps: int | None = None
     grid: tuple[float, ...] | None = None
     order: int = 4
+    graded: int = new_field(5)
 
     def __post_init__(self) -> None:
         if not 0 < self.tolerance < math.inf:
@@ -82,6 +95,8 @@ class Adams(Solver):
                 raise InputError("the nodes of a grid must increase")
         if not 1 <= self.order <= 6:
             raise InputError(f"order must be 1 to 6, got {self.order}")
+        if not 0 <= self.graded <= 16:
+            raise InputError(f"0 to 16 nodes grade the first step, got {self.graded}")
 
     @property
     def fractions(self) -> tuple[float, ...]:
@@ -91,31 +106,31 @@ class Adams(Solver):
     @property
     def nfe(self) -> int:
         """Evaluations of one solve."""
-        return len(self.fractions) + GRADED
+        return len(self.fractions) + self.graded
 
     def nodes(self, start: float, end: float) -> list[float]:
         """The grid on the clock; the first step is graded, since there is no past to look at."""
         grid = self.fractions
-        graded = [grid[1] / 2**k for k in range(GRADED, 0, -1)]
+        graded = [grid[1] / 2**k for k in range(self.graded, 0, -1)]
         return [start + (end - start) * u for u in (0.0, *graded, *grid[1:-1])] + [end]
 
     def reversed(self) -> Adams:
         """The same nodes for the way back."""
         grid = tuple(1 - u for u in reversed(self.fractions))
-        return Adams(self.tolerance, grid=grid, order=self.order)
+        return self._on(grid)
 
     def trace(self, field: Field, x: Tensor, start: float, end: float) -> Trace:
         """Move ``x`` from ``start`` to ``end`` and keep what was seen on the way."""
         nodes = self.nodes(start, end)
-        checked = CheckedField(field)
+        checked, speed = CheckedField(field), speed_of(field)
         v, rates = checked.at(x, nodes[0])
         past, collected = [(nodes[0], v)], [rates]
         gap = torch.zeros(len(x), dtype=torch.float64, device=rates.device)
         for here, there in itertools.pairwise(nodes):
-            predicted = _advance(x, past, here, there)
+            predicted = _advance(x, past, here, there, speed)
             v, rates = checked.at(predicted, there)
             collected.append(rates)
-            x = _advance(x, [*past, (there, v)], here, there)
+            x = _advance(x, [*past, (there, v)], here, there, speed)
             past = [*past, (there, v)][-self.order :]
             gap += double((x - predicted).detach()).flatten(1).square().mean(1).sqrt()
         checked.check()
@@ -142,7 +157,7 @@ class Adams(Solver):
         if len(grid) > FINEST:
             return None
         middles = [(a + b) / 2 for a, b in itertools.pairwise(grid)]
-        return Adams(self.tolerance, grid=tuple(sorted([*grid, *middles])), order=self.order)
+        return self._on(tuple(sorted([*grid, *middles])))
 
     def coarsened(self, share: float) -> Adams | None:
         """A share of the steps, spread over the way as those of the grid in use."""
@@ -152,11 +167,24 @@ class Adams(Solver):
             return None
         places = np.linspace(0, 1, steps + 1)
         nodes = np.interp(places, np.linspace(0, 1, len(grid)), grid)
-        return Adams(self.tolerance, grid=tuple(map(float, nodes)), order=self.order)
+        return self._on(tuple(map(float, nodes)))
+
+    def _on(self, grid: tuple[float, ...]) -> Adams:
+        return replace(self, steps=None, grid=grid)
 
 
-def _advance(x: Tensor, past: list[tuple[float, Tensor]], here: float, there: float) -> Tensor:
-    weights = lagrange_weights([gamma for gamma, _ in past], here, there)
+def _advance(
+    x: Tensor,
+    past: list[tuple[float, Tensor]],
+    here: float,
+    there: float,
+    speed: Speed | None,
+) -> Tensor:
+    nodes = [gamma for gamma, _ in past]
+    if speed is None:
+        weights = lagrange_weights(nodes, here, there)
+    else:
+        weights = scaled_weights(nodes, here, there, speed)
     for weight, (_, v) in zip(weights, past, strict=True):
         x = torch.add(x, v, alpha=float(weight))
     return x

@@ -2,30 +2,79 @@ r"""A step grid for this model and this data, found on a pilot batch and then re
 
 Where a network's field is rough depends on the data: the digits want their steps around
 :math:`\gamma = -1`, CIFAR-10 around :math:`-11`. The pilot shows where; equal shares of the error
-go to each step; and solving the pilot again with twice the steps measures the error that is left,
-which is reported with every number.
+go to each step. The pilot is solved with more and more steps, twice as many each time. Every solve
+is the truth for the one before it and, once there is a finer one, a candidate itself; between two
+of them one more is tried. So no solve is made for comparison alone but the last.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from idode.errors import InputError
-from idode.ode.adams import GRADED, Adams, Trace
+from idode.ode.adams import Adams, Trace, uniform_grid
 from idode.ode.quadrature import lagrange_weights
 from idode.ode.solvers import Calibration, Field, Value
 
 __all__ = ["calibrate"]
 
 FIRST, MOST_STEPS = 32, 1024  # a smooth network needs fewer than the first
+FEWEST = 8  # steps of the coarsest grid that is tried
 SLOW = 1.0  # order of convergence: of a smooth field it is four or so, of a rough one a half
 ROUGH = 256  # steps from which slow convergence counts: fewer may not resolve a wave yet
-ORDERS = (3, 4)  # rough fields favour the longer memory, smooth ones the shorter
+GRADED = 2  # nodes inside the first step: the path of a diffusion begins slowly
+ORDER = 3  # velocities looked back on: more amplify what the network varies by between nodes
+USUAL = 4.0  # order of convergence that is assumed until one was seen
+MARGIN = 1.05  # more steps than the errors of two grids foretell, since these are of few samples
+SAVING = 0.9  # share of the steps below which a grid is worth another solve
+ENOUGH = 0.7  # share of the steps of a solve up to which it tells the error of another
+
+
+@dataclass(frozen=True)
+class _Pilot:
+    """What all solves of a search have in common."""
+
+    field: Field
+    x: Tensor
+    start: float
+    end: float
+    value: Value
+
+    def solve(self, grid: tuple[float, ...]) -> _Solve:
+        """The pilot on one grid."""
+        solver = Adams(grid=grid, order=ORDER, graded=GRADED)
+        seen = solver.trace(self.field, self.x, self.start, self.end)
+        return _Solve(solver, seen, self.value(seen.x, seen.integral()))
+
+
+@dataclass(frozen=True)
+class _Solve:
+    """One solve of the pilot."""
+
+    solver: Adams
+    seen: Trace
+    values: Tensor
+
+    @property
+    def steps(self) -> int:
+        return len(self.solver.fractions) - 1
+
+    def against(self, finer: _Solve) -> Calibration:
+        """The solver with what it misses of the values of a finer one."""
+        error, gap = self.values - finer.values, self.seen.corrector_gap
+        rms = float(error.square().mean().sqrt())
+        return Calibration(
+            solver=self.solver,
+            mean_error=float(error.mean()),
+            rms_error=rms,
+            error_per_gap=rms / max(float(gap.square().mean().sqrt()), 1e-300),
+            largest_gap=float(gap.max()),
+        )
 
 
 def calibrate(
@@ -52,79 +101,67 @@ def calibrate(
     """
     if not tolerance > 0:
         raise InputError(f"the solver's tolerance must be positive, got {tolerance}")
-    steps = FIRST
-    orders: tuple[int, ...] = ORDERS
-    trace = Adams(steps=steps).trace(field, x, start, end)
-    best: Calibration | None = None
-    spent = len(trace.nodes)
-    earlier: Calibration | None = None
-    for _ in range(8):
-        grid = _grid(_density(trace), steps)
-        trace = _halved(grid).trace(field, x, start, end)
-        spent += len(trace.nodes)
-        truth = value(trace.x, trace.integral())
-        tried = [
-            _try(Adams(grid=grid, order=order), field, x, start, end, value, truth)
-            for order in orders
-        ]
-        spent += len(tried) * (steps + GRADED + 1)
-        found = min(tried, key=lambda trial: trial.rms_error)
-        orders = (_adams(found).order,)
-        met = found.rms_error <= tolerance
-        if best is None or met or found.rms_error < best.rms_error:
-            best = found
-        elif best.rms_error <= tolerance:
-            break  # a cheaper grid was tried and failed
-        # Errors fall with the fourth power or so; a little more, since the estimate is noisy.
-        factor = min(2.0, max(0.5, 1.1 * (found.rms_error / tolerance) ** 0.25))
-        if (met and factor > 0.7) or steps >= MOST_STEPS:
+    pilot = _Pilot(field, x, start, end, value)
+    equal = pilot.solve(uniform_grid(FIRST))
+    finer = pilot.solve(_grid(_density(equal.seen), 2 * FIRST))
+    solve = pilot.solve(_grid(_density(finer.seen), FIRST))
+    made, tried = [equal, finer, solve], [solve.against(finer)]
+    while True:
+        steps, good = _wanted(tried, tolerance), tried[-1].rms_error <= tolerance
+        if steps <= ENOUGH * finer.steps:
+            tries = _tries(pilot, finer, steps, solve.steps if good else 0, tolerance)
+            made += tries
+            errors = [one.against(finer) for one in tries]
+            if good or errors[0].rms_error <= tolerance:
+                tried += errors
+                break
+        if solve.steps >= MOST_STEPS:
             break
-        if steps >= ROUGH and earlier and not met and _order(earlier, found) < SLOW:
+        if solve.steps >= ROUGH and _order(tried[-2], tried[-1]) < SLOW:
             break
-        earlier = found
-        steps = min(MOST_STEPS, max(8, round(steps * factor)))
-    assert best is not None
-    return dataclasses.replace(best, nfe=spent)
+        solve, finer = finer, pilot.solve(_grid(_density(finer.seen), 2 * finer.steps))
+        made.append(finer)
+        tried.append(solve.against(finer))
+    met = [one for one in tried if one.rms_error <= tolerance]
+    best = min(met or tried, key=lambda one: (_steps(one) if met else 0, one.rms_error))
+    return replace(best, nfe=sum(len(one.seen.nodes) for one in made))
 
 
-def _halved(grid: tuple[float, ...]) -> Adams:
-    finer = Adams(grid=grid).refined()
-    assert finer is not None
-    return finer
+def _tries(
+    pilot: _Pilot, finer: _Solve, steps: int, enough: int, tolerance: float
+) -> list[_Solve]:
+    """A grid with so many steps; where it fails, one between it and a grid that is good enough.
+
+    The finest solve knows best where steps are wanted, so they are made of its density.
+    """
+    density = _density(finer.seen)
+    made = [pilot.solve(_grid(density, steps))]
+    between = math.ceil(math.sqrt(steps * enough))
+    failed = made[0].against(finer).rms_error > tolerance
+    if failed and steps < between < SAVING * enough:
+        made.append(pilot.solve(_grid(density, between)))
+    return made
 
 
-def _adams(found: Calibration) -> Adams:
+def _wanted(tried: list[Calibration], tolerance: float) -> int:
+    """Steps that the errors seen so far foretell for a tolerance."""
+    order = max(SLOW, min(USUAL, _order(*tried[-2:]))) if len(tried) > 1 else USUAL
+    ratio = MARGIN * (tried[-1].rms_error / tolerance) ** (1 / order)
+    if tried[-1].rms_error <= tolerance:
+        ratio = min(1.0, ratio)
+    steps: int = math.ceil(_steps(tried[-1]) * max(0.5, ratio))
+    return max(FEWEST, steps)
+
+
+def _steps(found: Calibration) -> int:
     assert isinstance(found.solver, Adams)
-    return found.solver
+    return len(found.solver.fractions) - 1
 
 
 def _order(coarse: Calibration, fine: Calibration) -> float:
     """The power of the step size with which the error fell."""
-    steps = len(_adams(fine).fractions) / len(_adams(coarse).fractions)
-    return math.log(coarse.rms_error / max(fine.rms_error, 1e-300)) / math.log(steps)
-
-
-def _try(
-    solver: Adams,
-    field: Field,
-    x: Tensor,
-    start: float,
-    end: float,
-    value: Value,
-    truth: Tensor,
-) -> Calibration:
-    """What a solver misses of the values of a finer one."""
-    seen = solver.trace(field, x, start, end)
-    error = value(seen.x, seen.integral()) - truth
-    rms = float(error.square().mean().sqrt())
-    return Calibration(
-        solver=solver,
-        mean_error=float(error.mean()),
-        rms_error=rms,
-        error_per_gap=rms / max(float(seen.corrector_gap.square().mean().sqrt()), 1e-300),
-        largest_gap=float(seen.corrector_gap.max()),
-        nfe=len(seen.nodes),
-    )
+    finer = _steps(fine) / _steps(coarse)
+    return math.log(coarse.rms_error / max(fine.rms_error, 1e-300)) / math.log(finer)
 
 
 Curve = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]

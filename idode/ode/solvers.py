@@ -18,11 +18,18 @@ from torch import Tensor
 
 from idode.errors import InputError, NumericalError
 from idode.numerics import clock_at, double
+from idode.ode.quadrature import Speed
 
-__all__ = ["RK4", "Calibration", "CheckedField", "Field", "Solution", "Solver"]
+__all__ = ["RK4", "Calibration", "CheckedField", "Field", "Solution", "Solver", "speed_of"]
 
 Field = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Maps a state ``(B, *)`` and a scalar gamma to the velocity ``(B, *)`` and rates ``(n, B)``."""
+
+
+def speed_of(field: Field) -> Speed | None:
+    """What a field's velocity is known to grow and fall with; ``None`` where nothing is known."""
+    return getattr(field, "speed", None)
+
 
 Value = Callable[[Tensor, Tensor], Tensor]
 """Maps the end of a path and its integrals ``(n, B)`` to the numbers whose error counts."""
