@@ -19,6 +19,7 @@ from idode.errors import InputError, NumericalError
 from idode.likelihood import log_prob as density
 from idode.likelihood.dequantization import centres
 from idode.likelihood.latents import decode, encode
+from idode.ode import calibration
 from idode.ode.adams import Adams
 from idode.ode.dormand_prince import Dopri5
 from idode.sampling import SAMPLERS
@@ -205,7 +206,10 @@ class TestPaths:
         x = decode(model, z, solver).x
         torch.testing.assert_close(encode(model, x, solver).x, z, atol=2e-2, rtol=0)
 
-    def test_calibrated_adams_keeps_its_promise(self, mixture: exact.Mixture) -> None:
+    def test_calibrated_adams_keeps_its_promise(
+        self, mixture: exact.Mixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(calibration, "FIRST", 32)  # as outside of the tests
         model = mixture.ode(VariancePreserving(), *ENDS)
         found = draw(model, 12, solver="adams")
         fine = draw(model, 12, solver=FINE)
