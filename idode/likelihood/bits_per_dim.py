@@ -33,7 +33,7 @@ class Errors:
     images: float  # other test images of the same kind
     dequantization: float  # other draws of the noise
     probe: float  # other probes
-    solver: float  # mean over the pilot against twice the steps, signed; NaN if not estimated
+    solver: float  # mean over the pilot against a finer grid, signed; NaN if not estimated
     prior: float = 0.0  # for ending the paths before all is noise, measured on the images
 
     @property

@@ -38,7 +38,7 @@ class SolverCalibration:
     """A solver with its steps chosen, and the errors of one draw with one probe, in bits/dim."""
 
     solver: Solver
-    solver_mean: float  # signed error of the pilot against twice the steps; NaN where unknown
+    solver_mean: float  # signed error of the pilot against a finer grid; NaN where unknown
     solver_rms: float  # the same for an image; NaN where unknown
     error_per_gap: float  # NaN where unknown
     largest_gap: float

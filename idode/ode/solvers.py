@@ -53,7 +53,7 @@ class Calibration:
     """
 
     solver: Solver
-    mean_error: float = math.nan  # signed, on the pilot samples, against twice the steps
+    mean_error: float = math.nan  # signed, on the pilot samples, against a finer grid
     rms_error: float = math.nan  # per sample
     error_per_gap: float = math.nan  # scales a sample's corrector gap to its likely error
     largest_gap: float = math.inf  # of the pilot; far above it, a sample needs a finer grid
