@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode compress``."""
     parser.add_argument(
         "input", metavar="INPUT", nargs="?",
-        help="a folder, an image, a .npy file, or a data set by name",
+        help="a folder, an image, a .npy or .npz file, or a data set by name",
     )  # fmt: skip
     parser.add_argument("--model", metavar="RUN", help=RUN)
     parser.add_argument("--out", type=Path, metavar="FILE", help="the archive, such as x.idode")

@@ -25,7 +25,7 @@ class Expected:
     """The size of an archive, and the part of it that the model codes."""
 
     bytes: float
-    error: float  # standard error
+    error: float  # standard error at most: differences between images are counted in
     images: int  # by the model
     bits_per_dim: float  # of those
     other: int  # bytes of everything else
