@@ -39,7 +39,8 @@ FINER, MIDDLE, COARSER = 1 / 2, 1 / 3, 1 / 5  # shares of the fine steps that ar
 WORTH = 2  # pilots that must be left to do for another grid to be tried
 SAFETY = 0.95  # of the error asked for is planned with: the spreads are estimates
 GROWTH = 4  # times as many images at most, before the plan is made again
-ROUNDS = 12
+PART = 0.6  # of the images that a plan asks for, before it is made again from better estimates
+ROUNDS = 16
 OPERATIONS, RATE = 6, 1e11  # for each weight and pixel of an evaluation; in a second, nominally
 
 
@@ -87,9 +88,10 @@ def sampled_bits_per_dim(
             plan.coarse == plan.fine
         ):  # also where all must be solved: corrections then gain nothing
             coarse = fine
-        wanted = max(plan.coarse, coarse.count + PILOT), max(plan.fine, fine.count + 1)
-        chosen.extend(coarse, min(wanted[0], GROWTH * coarse.count))
-        chosen.extend(fine, min(wanted[1], GROWTH * fine.count))
+        more = max(PILOT, math.ceil(PART * (plan.coarse - coarse.count)))
+        chosen.extend(coarse, min(coarse.count + more, GROWTH * coarse.count))
+        more = max(1, math.ceil(PART * (plan.fine - fine.count)))
+        chosen.extend(fine, min(fine.count + more, GROWTH * fine.count))
     return _result(chosen, coarse, fine, levels, precision, seconds, notes)
 
 
