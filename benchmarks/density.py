@@ -29,7 +29,7 @@ from sklearn.neighbors import KernelDensity
 from idode.sklearn import DiffusionDensity
 
 DIM, COMPONENTS = 10, 5
-ROWS = (200, 500, 1000, 2000, 5000)
+ROWS = (200, 500, 1000, 2000)
 
 
 class Truth:
@@ -183,6 +183,10 @@ def graph(found, file):
     rows = [int(n) for n in found]
     for name in next(iter(found.values())):
         ax.loglog(rows, [found[n][name] for n in found], marker="o", label=name)
+    ax.set_xticks(rows, [str(n) for n in rows], minor=False)
+    ax.set_xticks([], minor=True)
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_minor_formatter("{x:g}")
     ax.set_xlabel("rows")
     ax.set_ylabel("mean of |log p − truth|, nats")
     ax.grid(alpha=0.3)
