@@ -465,7 +465,7 @@ class TestZuko:
         model = idode.adapt(self.flow())
         x = torch.randn(5, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         normal = torch.distributions.Normal(0.0, math.exp(-0.7))
-        found = idode.log_prob(model, x, clean=True, solver=Adams(steps=200))
+        found = idode.log_prob(model, x, clean=True, solver=Adams(steps=600))
         torch.testing.assert_close(
             found.log_p.detach(), normal.log_prob(x).sum(1), atol=1e-5, rtol=0
         )
