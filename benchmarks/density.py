@@ -29,7 +29,7 @@ from sklearn.neighbors import KernelDensity
 from idode.sklearn import DiffusionDensity
 
 DIM, COMPONENTS = 10, 5
-ROWS = (200, 500, 1000, 2000)
+ROWS = (200, 500, 1000, 2000, 5000)
 
 
 class Truth:
