@@ -88,7 +88,8 @@ class DensityField:
 
 
 def _speed(model: DiffusionODE, gamma: Gammas) -> Gammas:
-    return np.asarray(model.schedule.speed(torch.as_tensor(gamma, dtype=torch.float64)))
+    at = torch.as_tensor(gamma, dtype=torch.float64, device="cpu")  # the device need not wait
+    return np.asarray(model.schedule.speed(at))
 
 
 def prior_log_prob(model: DiffusionODE, z: Tensor) -> Tensor:
