@@ -149,7 +149,7 @@ def test_fourier_features_fade_with_time_and_x_stays():
 
 def test_the_small_presets_fade_and_the_papers_networks_do_not():
     fades = {name: p.net.fade for name, p in PRESETS.items() if name != "vectors"}
-    small = {"digits", "fashion-mnist-small", "cifar10-small"}
+    small = {"digits", "fashion-mnist-small", "cifar10-small", "images"}
     assert {name for name, fade in fades.items() if fade} == small
 
 

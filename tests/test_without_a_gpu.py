@@ -120,6 +120,8 @@ def fake_gpu(kind: str = "cuda") -> Iterator[None]:
         mock.patch.object(torch, "enable_grad", torch.no_grad),
         mock.patch("idode.ode.divergence._vjp", stub_product),
         mock.patch("idode.nets.unet.initialise"),
+        # The speed of the path is computed on the host, of whose numbers a fake tensor has none.
+        mock.patch("idode.likelihood.log_prob._speed", lambda _, gamma: gamma * 0 + 1),
     )
     with contextlib.ExitStack() as stack:
         for patch in (*patches, guarded(kind), FakeTensorMode(), torch.no_grad()):
@@ -221,9 +223,7 @@ def model_on_gpu(device: torch.device = CUDA) -> DiffusionODE:
 
 def test_a_likelihood_is_solved_on_the_device() -> None:
     """Reading begins when the last step is done: values that are not finite, and the result."""
-    # The speed of the path is computed on the host, of whose numbers a fake tensor has none.
-    host = mock.patch("idode.likelihood.log_prob._speed", lambda _, gamma: gamma * 0 + 1)
-    with fake_gpu(), host:
+    with fake_gpu():
         model = model_on_gpu()
         estimator = LogWeightEstimator(model, LikelihoodSettings().for_model(model))
         pixels = torch.zeros(2, 1, 4, 4, dtype=torch.int32, device=CUDA)
