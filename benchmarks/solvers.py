@@ -24,7 +24,7 @@ from scipy.integrate import solve_ivp
 from torch import Tensor
 
 from idode.data import load
-from idode.likelihood.calibration import PILOT
+from idode.likelihood.calibration import PILOT, SEARCHED
 from idode.likelihood.estimator import LikelihoodSettings, LogWeightEstimator
 from idode.likelihood.log_prob import DensityField, prior_log_prob, solve_log_prob
 from idode.numerics import nats_to_bits
@@ -37,6 +37,7 @@ from idode.runs.run import open_run
 def solvers(estimator: LogWeightEstimator, states: Tensor, probes: Tensor) -> dict[str, Solver]:
     """All solvers of the picture; ours are calibrated on images that are not evaluated."""
     dim, model = states[0].numel(), estimator.model
+    states, probes = states[:SEARCHED], probes[:, :SEARCHED]  # as an evaluation does
     field, start = DensityField(model, probes), estimator.dequantization.gamma(model)
 
     def value(z: Tensor, integral: Tensor) -> Tensor:
