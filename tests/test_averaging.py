@@ -146,6 +146,9 @@ class TestCommand:
         run = tiny.train(tmp_path / "run", "train.steps=1", "train.snapshot_every=1").run
         with pytest.raises(InputError, match="trained on all training images"):
             idode.average(run, out=tmp_path / "out")
+        with pytest.raises(InputError, match="is the run itself"):
+            idode.average(run, width=0.1, out=tmp_path / "run", force=True)
+        assert snapshot_steps(run.path) == [1]
         plain = tiny.train(tmp_path / "plain", "train.steps=1").run
         with pytest.raises(InputError, match="has no snapshots: train with"):
             idode.average(plain, width=0.1, out=tmp_path / "out")

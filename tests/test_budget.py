@@ -20,6 +20,7 @@ from idode.runs.run import Run, open_run
 from idode.training import plan, trainer
 from idode.training.budget import Budget
 from idode.training.optimisation import learning_rate
+from idode.training.resolve import training_config
 from idode.training.speed import step_seconds
 from idode.training.trainer import Trainer
 
@@ -186,3 +187,9 @@ class TestTrain:
         assert main(["train", "digits", "--minutes", "0", *out]) == 2
         assert "must be above 0" in capsys.readouterr().err
         assert not (tmp_path / "run").exists()
+
+
+def test_steps_given_to_a_timed_run_replace_its_minutes(tmp_path: Path) -> None:
+    tiny.train(tmp_path, "train.minutes=30", "train.steps=4")
+    stored = training_config(None, out=tmp_path, resume=True, steps=9)
+    assert (stored.train.steps, stored.train.minutes) == (9, None)

@@ -50,6 +50,16 @@ def other(run: Path) -> Path:
     return changed
 
 
+def test_a_journal_knows_images_by_their_places_in_the_data(tmp_path: Path) -> None:
+    """The order of 20 images is not that of 40: their values must not be taken for others."""
+    how = {"precision": 0.05, "settings": ROUGH, "progress": False}
+    shared = tmp_path / "shared.jsonl"
+    evaluate("pretrained:digits", limit=20, journal=shared, **how)
+    again = evaluate("pretrained:digits", limit=40, journal=shared, **how).results[0]
+    fresh = evaluate("pretrained:digits", limit=40, journal=tmp_path / "x.jsonl", **how).results[0]
+    assert again.mean == fresh.mean
+
+
 class TestIntervals:
     def test_is_wider_than_the_normal_one_for_few_samples_and_the_same_for_many(self) -> None:
         assert student_interval(0, 1, 7)[1] == pytest.approx(2.3646, abs=1e-4)

@@ -232,7 +232,10 @@ class TestLikelihood:
         tolerance = 0.02 if solver == "dpm" else 1e-3
         torch.testing.assert_close(drawn.log_p, truth, atol=tolerance, rtol=0)
         torch.testing.assert_close(drawn.log_p, again, atol=tolerance, rtol=0)
-        torch.testing.assert_close(drawn.bits_per_dim, -drawn.log_p / (3 * math.log(2)))
+        # Of the data, which are the states over alpha.
+        log_alpha = float(model.schedule.log_alpha(gamma))
+        bits = -(drawn.log_p + 3 * log_alpha) / (3 * math.log(2))
+        torch.testing.assert_close(drawn.bits_per_dim, bits)
 
     @pytest.mark.once
     def test_probes_average_to_the_exact_value(self, mixture: exact.Mixture) -> None:

@@ -205,8 +205,8 @@ class DiffusionODE(nn.Module):
         """Log-density of states at ``gamma_min``, or of clean data, in nats, ``(B,)`` float64.
 
         Differentiable by ``x``, by the parameters and by the condition where gradients are
-        enabled and one of them requires them. :func:`idode.log_prob` gives the error and the cost
-        as well.
+        enabled and one of them requires them; default steps are calibrated for the value, and
+        gradients may need a finer solver. :func:`idode.log_prob` gives the error and the cost.
 
         Args:
             x: States ``(B, *)``: noised data; or continuous data as it is, with ``clean``.

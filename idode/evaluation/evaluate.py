@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from idode.batches import rows_for
 from idode.data.identity import Identity, mismatch_warning
 from idode.data.memory import Data
 from idode.data.prepared import Split
@@ -94,6 +95,7 @@ def evaluate(
         raise InputError(f"no split called {split!r}: choose one of test, train")
     images, identity = _images(run, data, split, limit)
     given = {name: value[:limit] for name, value in (condition or {}).items()}
+    rows_for(given, len(images), None)  # refuses what is no tensor, or of another length
     settings = settings or LikelihoodSettings()
     with joined(device) as world:
         if precision is not None and (table or condition or not 0 < precision < math.inf):
@@ -125,6 +127,10 @@ def evaluate(
         ):
             runner = BatchRunner(stages, kept, world.rank, world.size)
             grids = calibrations_of(run, model, identity, split, own)
+            # The noise of values differs with the condition, and so do steps.
+            grids = dataclasses.replace(
+                grids, depends={**grids.depends, **condition_identity(given)}
+            )
             try:
                 sde = None
                 if precision is None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from idode.batches import Batch, Pixels, to_tensor
-from idode.evaluation.likelihood import DRAWS
+from idode.batches import Batch, FittingSize, Pixels, to_tensor
+from idode.evaluation.likelihood import DRAWS, fitting_draws, notes_of
 from idode.evaluation.multilevel import Estimate, estimate_mean, standardised
 from idode.evaluation.proxies import Features, image_features
 from idode.evaluation.runner import BatchRunner, fingerprint
@@ -73,6 +73,7 @@ class ChosenImages:
         self.order = np.random.default_rng([seed, len(data)]).permutation(len(data))
         self.dim = math.prod(data.shape[1:])
         self.complete = True
+        self.fitting = FittingSize(estimator.settings.batch_size)
         names, values = image_features(np.asarray(data))
         self.names: list[str] = names  # of the proxies
         self.raw: Features = values  # the proxies of all images
@@ -91,7 +92,9 @@ class ChosenImages:
             batch = Batch(
                 to_tensor(self.data[rows]).to(self.estimator.model.device), rows.tolist(), {}
             )
-            return self.estimator.draws(batch, level.solver, level.largest_gap)
+            return fitting_draws(
+                self.estimator, batch, level.solver, level.largest_gap, self.fitting
+            )
 
         steps = getattr(level.solver, "nfe", None)
         name = self.estimator.dequantization.name
@@ -100,7 +103,10 @@ class ChosenImages:
             [b - a for a, b in itertools.pairwise(edges)],
             solve,
             DRAWS,
-            fingerprint({**self.depends, "solver": solver, "images": [first, count]}),
+            # Not the places in the order: that of another number of images is another.
+            fingerprint(
+                {**self.depends, "solver": solver, "images": self.order[first:count].tolist()}
+            ),
         )
         level.parts += done.values
         level.seconds += done.seconds
@@ -109,14 +115,13 @@ class ChosenImages:
     def result(self, level: Level) -> BitsPerDim:
         """Values of the images of a level with the errors of their noise and probes."""
         s = self.estimator.settings
-        notes = self.estimator.dequantization.notes(self.estimator.model)
         return bits_from_draws(
             BatchDraws.joined(level.parts),
             s.n_importance,
             s,
             self.calibration,
             self.dim,
-            notes=notes,
+            notes=notes_of(self.estimator),
         )
 
     def estimate(self, coarse: Level, fine: Level) -> Estimate:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from idode.batches import FittingSize, IndexedBatches, Pixels, check_shape
+from idode.batches import Batch, FittingSize, IndexedBatches, Pixels, check_shape
 from idode.diffusion.model import Condition, DiffusionODE
 from idode.diffusion.noise_levels import NoiseLevelDistribution
 from idode.errors import InputError
@@ -26,6 +26,7 @@ from idode.likelihood.estimator import BatchDraws, LikelihoodSettings, LogWeight
 from idode.likelihood.sde_bound import SDEBound, SDEBoundEstimator
 from idode.numerics import float32_products
 from idode.ode import SOLVERS
+from idode.ode.solvers import Solver
 
 __all__ = [
     "DRAWS",
@@ -33,6 +34,8 @@ __all__ = [
     "bounds",
     "condition_identity",
     "find_calibration",
+    "fitting_draws",
+    "notes_of",
     "sde_bound",
 ]
 
@@ -126,6 +129,26 @@ def find_calibration(
     return found
 
 
+def fitting_draws(
+    estimator: LogWeightEstimator,
+    batch: Batch,
+    solver: Solver,
+    largest_gap: float,
+    fitting: FittingSize,
+) -> BatchDraws:
+    """All draws of a batch, in parts that fit into memory."""
+    parts = fitting.each(
+        len(batch.indices),
+        lambda lo, hi: estimator.draws(batch.part(lo, hi), solver, largest_gap, fitting.most),
+    )
+    return BatchDraws.joined(list(parts))
+
+
+def notes_of(estimator: LogWeightEstimator) -> tuple[str, ...]:
+    """What a reader of the values should know of dequantization and model."""
+    return (*estimator.dequantization.notes(estimator.model), *_assumed(estimator.model))
+
+
 @float32_products()
 def bounds(
     model: DiffusionODE,
@@ -181,18 +204,12 @@ def bounds(
     depends["solver"] = [SOLVERS.to_json(solver), largest_gap]
     fitting = FittingSize(settings.batch_size)
 
-    def make(number: int) -> BatchDraws:
-        batch = batches.batch(number)
-        parts = fitting.each(
-            len(batch.indices),
-            lambda lo, hi: estimator.draws(batch.part(lo, hi), solver, largest_gap, fitting.most),
-        )
-        return BatchDraws.joined(list(parts))
-
     done = runner.each(
         f"ODE {estimator.dequantization.name}",
         batches.sizes,
-        make,
+        lambda number: fitting_draws(
+            estimator, batches.batch(number), solver, largest_gap, fitting
+        ),
         DRAWS,
         fingerprint(depends),
     )
@@ -208,7 +225,7 @@ def bounds(
             math.prod(data.shape[1:]),
             seconds=seconds + done.seconds,
             complete=done.complete,
-            notes=(*estimator.dequantization.notes(model), *_assumed(model)),
+            notes=notes_of(estimator),
         )
         for k in importances
     ]

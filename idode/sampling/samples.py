@@ -226,10 +226,9 @@ def _bits(model: DiffusionODE, x: Tensor, data: Tensor, log_p: Tensor) -> Tensor
     The weight that a test image gets, with the path's own state as the draw; of the uncut normal,
     since a state may lie outside the outermost bins.
     """
-    dim = x[0].numel()
-    if model.levels is None:
-        return -nats_to_bits(log_p, dim)
-    gamma = torch.tensor(model.gamma_min, dtype=torch.float64)
+    dim, gamma = x[0].numel(), torch.tensor(model.gamma_min, dtype=torch.float64)
+    if model.levels is None:  # of the data, which are the states over alpha
+        return -nats_to_bits(log_p + dim * float(model.schedule.log_alpha(gamma)), dim)
     alpha, sigma = float(model.schedule.alpha(gamma)), float(model.schedule.sigma(gamma))
     away = (x.double() - alpha * centres(data, model.levels, torch.float64)) / sigma
     log_q = -per_sample(0.5 * away**2) - dim * math.log(sigma * math.sqrt(2 * math.pi))

@@ -56,6 +56,10 @@ def average(
         force: Replace the run in the folder.
     """
     trained, out = open_run(run), Path(out)
+    if out.resolve() == trained.path.resolve():
+        raise InputError(
+            f"{out} is the run itself, whose snapshots are needed: give another folder"
+        )
     claim(out, force=force)
     bounds: dict[float, float] = {}
     if width is None:

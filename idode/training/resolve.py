@@ -170,6 +170,8 @@ def _resumed_training(
 def _resumed(run: Run, changes: list[str]) -> Config:
     """The stored settings with the changes that may be made to them: those of ``train``."""
     config = override(run.config, changes)
+    if config.train.steps != run.config.train.steps:  # a number of steps replaces given minutes
+        config = replace(config, train=replace(config.train, minutes=None))
     if replace(config, train=run.config.train) != run.config:
         raise InputError(
             f"{run.path} has settings of its own: only those of `train` may change when it is "

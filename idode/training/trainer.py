@@ -102,9 +102,10 @@ class Trainer:
         began, first, stopped = time.perf_counter(), self.state.step, False
         if self.settings.sample_every and not self.draws:
             self.reporter.notice("no grids of samples: the data is not images of 1 or 3 colours")
-        if first and self.world.writes:  # a kill may have come between checkpoint and model
-            save_model(self.run.path, self.state.average.net.state_dict())
-            forget_after(self.run.path, first)
+        if self.world.writes:
+            forget_after(self.run.path, first)  # snapshots that no checkpoint followed
+            if first:  # a kill may have come between checkpoint and model
+                save_model(self.run.path, self.state.average.net.state_dict())
         with (
             Interruption() as interruption,
             self._loader(first) as loader,
