@@ -273,12 +273,13 @@ def test_other_weights_arithmetic_or_tables_are_refused_with_what_differs(model,
     with pytest.raises(idode.InputError, match="made with weights 000000000000, and those of"):
         check_header({**header, "weights": "0" * 64}, model, "x")
     here = header["environment"]
-    there = {**here, "torch": "1.0", "instruction set": "another"}
+    there = {**here, "torch": "1.0", "instruction set": "another", "zlib": "0.1"}
     with pytest.raises(idode.InputError) as refused:
         check_header({**header, "probe": "0", "environment": there}, model, "x")
     assert "other network outputs" in str(refused.value)
     assert f"torch 1.0 there, {torch.__version__} here" in str(refused.value)
     assert f"instruction set another there, {here['instruction set']} here" in str(refused.value)
+    assert "zlib" not in str(refused.value)  # which has no part in the network
     with pytest.raises(idode.InputError, match="computes other tables"):
         check_header({**header, "plan": "0"}, model, "x")
 

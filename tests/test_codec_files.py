@@ -28,7 +28,7 @@ from idode.codec.coding import model_for
 from idode.codec.compress import compress_files
 from idode.codec.decompress import decompress_files, verify_archive
 from idode.codec.extraction import Archive
-from idode.codec.files import check_name, of_array, pack, unpack
+from idode.codec.files import Content, check_name, of_array, pack, unpack
 from idode.codec.jobs import Decode, Encode, run_jobs
 from idode.codec.network import one_thread
 from idode.codec.recipes import restore, take_apart
@@ -49,8 +49,6 @@ def archive(digits):
         of_array("digits.npy", digits[:24]),
         of_array("others.npy", np.zeros((2, 3, 5, 6), dtype=np.uint8)),
     ]
-    from idode.codec.files import Content
-
     contents.append(Content("note/read me.txt", data=b"hello " * 9))
     file = io.BytesIO()
     write_archive(file, contents, model_for(MODEL), steps=2, block=12)
@@ -176,6 +174,47 @@ def test_a_png_file_no_encoder_reproduces_keeps_pixels_and_metadata_or_with_exac
         with Image.open(io.BytesIO(made)) as again:
             assert np.array_equal(np.asarray(again), pixels)
             assert again.info == {"Author": "somebody"}
+
+
+def test_a_file_that_another_zlib_would_make_otherwise_is_refused_and_not_written(
+    tmp_path, monkeypatch, digits
+):
+    given = {
+        "foreign.png": foreign_png(),  # by zlib
+        "ours.png": png("L"),  # by Pillow
+        "small.npz": packed_files(digits[:9])["small.npz"],
+    }
+    path, out = tmp_path / "x.idode", tmp_path / "out"
+    contents = [Content(n, t.images, t.recipe, d, t.exact) for n, d in given.items()
+                if (t := take_apart(n, d))]  # fmt: skip
+    monkeypatch.setattr("idode.codec.archive._smaller_as_bytes", lambda content: False)
+    with path.open("wb") as file:
+        write_archive(file, contents, model(), steps=2)
+    assert contents_of(path.read_bytes()) == given
+
+    def stored(data, level=0):
+        packer = zlib.compressobj(0)
+        return packer.compress(data) + packer.flush(zlib.Z_FULL_FLUSH) + packer.flush()
+
+    save = Image.Image.save
+    monkeypatch.setattr("idode.codec.recipes.zlib.compress", stored)
+    monkeypatch.setattr("idode.codec.packed_arrays._deflated", stored)
+    monkeypatch.setattr(
+        Image.Image, "save", lambda self, file, kind: save(self, file, kind, compress_level=0)
+    )
+    monkeypatch.setattr(zlib, "ZLIB_RUNTIME_VERSION", "9.9")
+    for name in given:
+        with pytest.raises(idode.InputError, match=f"^{name} of .* cannot be restored") as refused:
+            decompress_files(path, out, only=[name], jobs=1, progress=False)
+        assert "there, 9.9 here" in str(refused.value)
+        assert "\n" not in str(refused.value)
+    assert not out.exists()
+    before = resealed(path.read_bytes(), lambda h, i, s: [e.pop("check") for e in i["entries"]])
+    unnoticed = contents_of(before)  # an archive without hashes
+    assert all(unnoticed[name] != data for name, data in given.items())
+    assert len(unnoticed["foreign.png"]) > len(given["foreign.png"])
+    with Image.open(io.BytesIO(unnoticed["foreign.png"])) as picture:
+        picture.load()  # what is deflated to more bytes than declared is not cut
 
 
 @pytest.mark.parametrize("shape", [(5, 1, 8, 8), (5, 8, 8), (5, 8, 8, 3), (2, 3, 4, 4)])

@@ -221,7 +221,10 @@ def _pixel_entry(
     if content.recipe not in recipes[-1:]:  # equal recipes follow each other
         recipes.append(content.recipe)
     entry = {"name": content.name, "pixels": place, "recipe": len(recipes) - 1}
-    return entry if content.exact else {**entry, "exact": False}
+    if not content.exact:
+        return {**entry, "exact": False}
+    # An array from memory has no bytes to compare, and its file needs no encoder.
+    return {**entry, "check": digest(content.data).hex()} if content.data else entry
 
 
 def _length(content: Content) -> int:

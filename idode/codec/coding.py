@@ -11,7 +11,15 @@ import numpy as np
 
 from idode import __version__
 from idode.codec.bases import patch_sides
-from idode.codec.network import Denoiser, check_levels, environment, one_thread, weights_hash
+from idode.codec.network import (
+    Denoiser,
+    arithmetic,
+    check_levels,
+    differences,
+    environment,
+    one_thread,
+    weights_hash,
+)
 from idode.codec.scheme import Scheme
 from idode.codec.steps import make_plan
 from idode.codec.tables import FEATURES, FILE, IMAGES, Tables, fit
@@ -143,11 +151,7 @@ def check_header(header: dict[str, Any], model: Model, archive: str) -> Scheme:
     here = header_of(model, scheme)
     wrong = [name for name in ("plan", "probe") if header.get(name) != here[name]]
     if wrong:
-        own = environment()
-        facts = [
-            f"{k} {there.get(k)} there, {v} here" for k, v in own.items() if there.get(k) != v
-        ]
-        differs = "; ".join(facts) or "the processor or a library it uses"
+        differs = differences(there, arithmetic()) or "the processor or a library it uses"
         raise InputError(
             f"{archive} cannot be decoded here, since this machine computes other "
             f"{'tables' if 'plan' in wrong else 'network outputs'} than the one that made it "

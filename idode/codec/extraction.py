@@ -18,6 +18,7 @@ from idode.codec.coding import Model, check_header
 from idode.codec.container import ArchiveReader, Place
 from idode.codec.files import check_name, unpack
 from idode.codec.jobs import Decode, Progress, run_jobs
+from idode.codec.network import differences, encoders
 from idode.codec.recipes import Recipe, restore
 from idode.codec.scheme import Scheme
 from idode.errors import InputError
@@ -35,7 +36,7 @@ class Entry:
     name: str
     place: Place | None  # of a file kept as it is
     size: int
-    check: str
+    check: str  # hash of its bytes; empty where other bytes are right too, or none were known
     group: int = 0  # otherwise: where its images are, and what to make of them
     first: int = 0
     count: int = 0
@@ -193,11 +194,25 @@ class Archive:
 
     def _bytes(self, entry: Entry, blocks: list[NDArray[np.uint8]]) -> bytes:
         if entry.place is None:
-            return restore(self._recipes[entry.recipe], self._images(entry, blocks))
+            made = restore(self._recipes[entry.recipe], self._images(entry, blocks))
+            if entry.check and digest(made).hex() != entry.check:
+                raise self._other_bytes(entry)
+            return made
         data = unpack(self._reader.section(FILES, entry.place), entry.size)
         if digest(data).hex() != entry.check:
             raise DamagedError("a file of it is not what it was")
         return data
+
+    def _other_bytes(self, entry: Entry) -> InputError:
+        """The pixels are right, since their block has a hash: an encoder is another one."""
+        there = self.header.get("environment")
+        facts = differences(there, encoders()) if isinstance(there, dict) else ""
+        here = ", ".join(f"{name} {version}" for name, version in encoders().items())
+        return InputError(
+            f"{entry.name} of {self.name} cannot be restored byte for byte here, since zlib or "
+            f"Pillow makes another file of its pixels than when it was compressed "
+            f"({facts or f'another build of {here}'}): decode it with the same versions of both"
+        )
 
     def _group(self, value: dict[str, Any]) -> GroupTable:
         c, h, w = value["shape"]
@@ -226,9 +241,8 @@ class Archive:
             or first + count > self._groups[group].count
         ):
             raise DamagedError("its index has an impossible place of a file")
-        return Entry(
-            name, None, 0, "", group, first, count, recipe, value.get("exact", True) is True
-        )
+        exact, check = value.get("exact", True) is True, str(value.get("check", ""))
+        return Entry(name, None, 0, check, group, first, count, recipe, exact)
 
 
 def open_archive(path: Path) -> IO[bytes]:

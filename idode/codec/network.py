@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import platform
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +26,16 @@ from idode.diffusion.model import DiffusionODE
 from idode.diffusion.predictors import DATA
 from idode.errors import InputError
 
-__all__ = ["Denoiser", "Shape", "environment", "one_thread", "weights_hash"]
+__all__ = [
+    "Denoiser",
+    "Shape",
+    "arithmetic",
+    "differences",
+    "encoders",
+    "environment",
+    "one_thread",
+    "weights_hash",
+]
 
 Shape = tuple[int, int, int]
 
@@ -108,7 +118,12 @@ def weights_hash(model: DiffusionODE) -> str:
 
 
 def environment() -> dict[str, str]:
-    """What the arithmetic of a process depends on, for the message when it differs."""
+    """What the result of a decoder depends on, for the message when it differs."""
+    return {**arithmetic(), **encoders()}
+
+
+def arithmetic() -> dict[str, str]:
+    """What the decoded pixels depend on."""
     return {
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -116,6 +131,23 @@ def environment() -> dict[str, str]:
         "instruction set": torch.backends.cpu.get_cpu_capability(),
         "machine": platform.machine(),
     }
+
+
+def encoders() -> dict[str, str]:
+    """What the bytes of a file made of its pixels depend on."""
+    return {
+        "zlib": zlib.ZLIB_RUNTIME_VERSION,
+        "Pillow": importlib.metadata.version("pillow"),
+    }
+
+
+def differences(there: Mapping[str, object], here: Mapping[str, str]) -> str:
+    """The versions that differ, of those an archive has; empty where they are alike."""
+    return "; ".join(
+        f"{name} {str(there[name])[:40]} there, {value} here"
+        for name, value in here.items()
+        if name in there and there[name] != value
+    )
 
 
 def check_levels(model: DiffusionODE) -> int:
