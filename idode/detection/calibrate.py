@@ -27,7 +27,7 @@ __all__ = ["calibrate", "detector_of", "fit_detector", "kept_detector"]
 
 LIMIT = 4000  # known images by default
 LEAST = 20
-BITS_IMAGES, BITS_DRAWS = 96, 32  # for which the bits/dim are computed in earnest
+BITS_IMAGES, BITS_DRAWS = 96, 32  # for which the bits/dim are computed by the SDE bound
 
 
 def calibrate(
