@@ -15,7 +15,7 @@ from idode.cli.main import main
 from idode.data import load
 from idode.detection.calibrate import fit_detector
 from idode.detection.conformal import discoveries, p_values
-from idode.detection.detector import Detector, fit_normal
+from idode.detection.detector import FILE, Detector, fit_normal
 from idode.detection.images import NamedImages, read_images
 from idode.detection.score import score_images
 from idode.detection.separation import auroc, separation
@@ -182,6 +182,9 @@ class TestCommands:
         idode.train("digits", out=run.path, steps=2, settings=small, resume=True, progress=False)
         capsys.readouterr()
         assert main(["score", str(run.path), "digits", "--limit", "2"]) == 2
+        assert "belongs to other weights" in capsys.readouterr().err
+        file = str(run.path / FILE)
+        assert main(["score", "pretrained:digits", "digits", "--calibration", file]) == 2
         assert "belongs to other weights" in capsys.readouterr().err
 
 

@@ -130,17 +130,21 @@ def detector_of(run: Run, model: DiffusionODE) -> Detector:
         raise InputError(
             f"{run.spec} is not calibrated: run `idode calibrate {run.spec}` with known images"
         )
-    found = Detector.load(places[0])
-    if found.about.get("model") != model_hash(run, model):
-        raise InputError(
-            f"{places[0]} belongs to other weights than those of {run.path}: calibrate again"
-        )
-    return found
+    return _checked(places[0], run, model)
 
 
 def kept_detector(run: Run, model: DiffusionODE, file: Path | None) -> Detector:
-    """The detector in a file, or that of the run."""
-    return detector_of(run, model) if file is None else Detector.load(file)
+    """The detector in a file, or that of the run, refused where it is of other weights."""
+    return detector_of(run, model) if file is None else _checked(file, run, model)
+
+
+def _checked(file: Path, run: Run, model: DiffusionODE) -> Detector:
+    found = Detector.load(file)
+    if found.about.get("model") != model_hash(run, model):
+        raise InputError(
+            f"{file} belongs to other weights than those of {run.path}: calibrate again"
+        )
+    return found
 
 
 def _own_file(run: Run, model: DiffusionODE) -> Path:
