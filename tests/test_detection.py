@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from PIL import Image
 import idode
 from idode.cli.main import main
 from idode.data import load
-from idode.detection.calibrate import fit_detector
+from idode.detection.calibrate import detector_of, fit_detector
 from idode.detection.conformal import discoveries, p_values
 from idode.detection.detector import FILE, Detector, fit_normal
 from idode.detection.images import NamedImages, read_images
@@ -21,6 +23,8 @@ from idode.detection.score import score_images
 from idode.detection.separation import auroc, separation
 from idode.detection.statistics import error_maps, levels_for, measure, statistics_of
 from idode.errors import InputError
+from idode.evaluation.run_store import model_hash
+from idode.runs.run import open_run
 
 DIGITS = np.asarray(load("digits").test)
 
@@ -186,6 +190,22 @@ class TestCommands:
         file = str(run.path / FILE)
         assert main(["score", "pretrained:digits", "digits", "--calibration", file]) == 2
         assert "belongs to other weights" in capsys.readouterr().err
+
+    def test_the_file_of_a_writable_run_is_used_before_the_cache(
+        self, detector, tmp_path: Path, monkeypatch
+    ) -> None:
+        """For a shipped model, whose folder stays as it is, the cache is used first."""
+        monkeypatch.setenv("IDODE_DATA", str(tmp_path))
+        shipped = open_run("pretrained:digits")
+        own = open_run(shutil.copytree(shipped.path, tmp_path / "run"))
+        model = own.model()
+        name = model_hash(own, model)
+        cached = tmp_path / "detectors" / f"{name[:16]}.safetensors"
+        cached.parent.mkdir()
+        for file, place in ((own.path / FILE, "run"), (cached, "cache")):
+            dataclasses.replace(detector, about={"model": name, "place": place}).save(file)
+        assert detector_of(own, model).about["place"] == "run"
+        assert detector_of(shipped, model).about["place"] == "cache"
 
 
 @pytest.mark.parametrize(

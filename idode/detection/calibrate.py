@@ -125,7 +125,9 @@ def _quadrature(
 def detector_of(run: Run, model: DiffusionODE) -> Detector:
     """The detector kept with a run, refused where it is of other weights."""
     own, cached = run.path / FILE, _cache(run, model)
-    places = [file for file in (cached, own) if file.is_file()]
+    # The place that `calibrate` writes to comes first, so that its last result is used.
+    order = (own, cached) if _writable(run) else (cached, own)
+    places = [file for file in order if file.is_file()]
     if not places:
         raise InputError(
             f"{run.spec} is not calibrated: run `idode calibrate {run.spec}` with known images"
@@ -149,12 +151,16 @@ def _checked(file: Path, run: Run, model: DiffusionODE) -> Detector:
 
 def _own_file(run: Run, model: DiffusionODE) -> Path:
     """With the run, or in the cache where that cannot be written."""
-    writable = run.path not in pretrained().values() and os.access(run.path, os.W_OK)
-    if writable:
+    if _writable(run):
         return run.path / FILE
     file = _cache(run, model)
     file.parent.mkdir(parents=True, exist_ok=True)
     return file
+
+
+def _writable(run: Run) -> bool:
+    """Whether files may be added to a run; those of the package stay as they are."""
+    return run.path not in pretrained().values() and os.access(run.path, os.W_OK)
 
 
 def _cache(run: Run, model: DiffusionODE) -> Path:
