@@ -235,5 +235,10 @@ def test_other_refusals(model, detector, capsys) -> None:
         fit_detector(model, DIGITS[:5])
     with pytest.raises(InputError, match="level: must be between 0 and 1"):
         score_images(model, detector, NamedImages(["x"], DIGITS[:1]), level=1.5)
+    with pytest.raises(InputError, match="no split called 'trian' .*did you mean train"):
+        idode.calibrate("pretrained:digits", split="trian", device="cpu")
+    for limit in (0, -1):
+        with pytest.raises(InputError, match=f"limit must be at least 1, got {limit}"):
+            idode.calibrate("pretrained:digits", limit=limit, device="cpu")
     assert main(["score", "pretrained:digits", "--known", "digits"]) == 2
     assert "both known and unknown" in capsys.readouterr().err

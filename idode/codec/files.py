@@ -75,7 +75,7 @@ def of_input(
             f"there is no file or folder {given}, and no data set of that name: check the path"
         )
     dataset = load(given)
-    rows = (dataset.train if split == "train" else dataset.test)[:limit]
+    rows = dataset.part(split, limit)
     if rows.ndim != 4 or rows.dtype != np.uint8:
         raise InputError(
             f"{given} holds no images of up to 256 levels: compress its files instead"

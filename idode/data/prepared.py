@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from idode.data.format import Chunks, SplitName
 from idode.data.identity import Identity, content_hash
-from idode.errors import InputError
+from idode.errors import InputError, choose
 from idode.storage import read_json, scratch_folder, write_atomically
 
 __all__ = ["Dataset", "Split", "open_prepared", "prepare"]
@@ -58,6 +58,20 @@ class Dataset:
     def dim(self) -> int:
         """Number of values in one sample."""
         return prod(self.shape)
+
+    def part(self, split: str, limit: int | None = None) -> Split:
+        """The first samples of a split, refused where there are none.
+
+        Args:
+            split: ``test`` or ``train``.
+            limit: How many; by default all.
+        """
+        if limit is not None and limit < 1:
+            raise InputError(f"limit must be at least 1, got {limit}")
+        found = choose("split", split, {"test": self.test, "train": self.train})[:limit]
+        if len(found) == 0:
+            raise InputError(f"the {split} split of {self.identity} is empty: choose another")
+        return found
 
     def expect(self, shape: Sequence[int], levels: int | None, owner: str) -> None:
         """Refuse to serve a model, called ``owner``, that is for samples of another kind."""

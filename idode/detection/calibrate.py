@@ -60,7 +60,7 @@ def calibrate(
     model = opened.model(best_device(device))
     check_model(model)
     dataset = opened.load_data(data)
-    images = np.asarray((dataset.train if split == "train" else dataset.test)[: limit or LIMIT])
+    images = np.asarray(dataset.part(split, LIMIT if limit is None else limit))
     about = {
         "model": model_hash(opened, model),
         "data": dataset.identity.name,

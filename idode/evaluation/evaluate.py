@@ -91,9 +91,8 @@ def evaluate(
         The figures. After ``Ctrl-C`` those of the images done so far, with ``complete`` false.
     """
     name, run = str(run.path if isinstance(run, Run) else run), open_run(run)
-    if split not in ("test", "train"):
-        raise InputError(f"no split called {split!r}: choose one of test, train")
-    images, identity = _images(run, data, split, limit)
+    dataset = run.load_data(data)
+    images, identity = dataset.part(split, limit), dataset.identity
     given = {name: value[:limit] for name, value in (condition or {}).items()}
     rows_for(given, len(images), None)  # refuses what is no tensor, or of another length
     settings = settings or LikelihoodSettings()
@@ -178,16 +177,6 @@ def _sde_value(
         model, images, draws=draws, seed=settings.seed, batch_size=size, condition=condition,
         runner=runner,
     )  # fmt: skip
-
-
-def _images(run: Run, data: Data | None, split: str, limit: int | None) -> tuple[Split, Identity]:
-    if limit is not None and limit < 1:
-        raise InputError(f"limit must be at least 1, got {limit}")
-    found = run.load_data(data)
-    images: Split = getattr(found, split)[:limit]
-    if len(images) == 0:
-        raise InputError(f"the {split} split of {found.identity} is empty: choose another")
-    return images, found.identity
 
 
 def _learned(run: Run, learned: bool, table: bool, device: torch.device) -> Learned | None:
