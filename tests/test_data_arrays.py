@@ -152,6 +152,9 @@ def test_tables_are_read_with_and_without_header(separator, header, tmp_path):
         ("1,2\n" * 12 + "1,inf\n" * 9, "finite"),
         ("a,b\n1,2\n3,\n", r"line 3, column 2 \(b\) is empty, a missing value.*: fill it in, or"),
         ("1,NA\n2,3\n", "line 1, column 2 holds 'NA', a missing value"),
+        (",0,1\n0,1.5,2.5\n1,3.5,4.5\n", "looks like an index: .* index=False"),
+        ('"","a","b"\n1,1.5,2.5\n2,3.5,4.5\n', "looks like an index"),
+        (",7,1.5\n0,1.5,2.5\n", "line 1, column 1 is empty, a missing value"),
         (
             "size,colour\n1,red\n",
             r"line 2, column 2 \(colour\) holds 'red', and every cell must be a number",

@@ -196,6 +196,17 @@ def _incomplete(cells: list[str]) -> bool:
     return bool(known) and _numbers(known) is not None
 
 
+def _names_an_index(cells: list[str]) -> bool:
+    """Whether a first line is a header whose first cell is empty, as pandas and R write it.
+
+    Names of columns may be numbers, but then 0, 1, 2, ...; others are a sample without a value.
+    """
+    first, rest = cells[0].strip(), [cell.strip() for cell in cells[1:]]
+    if first or not rest:
+        return False
+    return not _incomplete(cells) or rest == [str(i) for i in range(len(rest))]
+
+
 def _refuse(cells: list[str], header: list[str], place: str) -> NoReturn:
     """Refuse the first cell that is missing or no number, by the name of its column."""
     column = next(i for i, cell in enumerate(cells) if _numbers([cell]) is None)
@@ -226,6 +237,11 @@ def csv_rows(path: Path) -> Iterator[NDArray[np.float32]]:
             if not cells:
                 continue
             row = _numbers(cells)
+            if number == 1 and _names_an_index(cells):
+                raise InputError(
+                    f"{path.name}, line 1 begins with an empty cell, so the first column looks "
+                    "like an index: save the table without it, with index=False in pandas"
+                )
             if row is None and number == 1 and not _incomplete(cells):
                 header = cells
                 continue
