@@ -183,6 +183,18 @@ class TestOutliers:
         with pytest.raises(InputError, match="grey images of 9x9 and the model is for grey"):
             own.score_samples(np.zeros((2, 1, 9, 9), np.uint8))
 
+    def test_a_random_state_is_a_seed_or_a_generator(self) -> None:
+        """The offset is the quantile of the half of the images that p-values are counted on."""
+        states = (0, np.random.RandomState(0), 1)
+        first, same, other = (
+            DiffusionOutlierDetector("pretrained:digits", random_state=state).fit(DIGITS[:20])
+            for state in states
+        )
+        assert first.offset_ == same.offset_ != other.offset_
+        known = first.fitted_.detector.known
+        assert len(known) == 10
+        assert first.offset_ == np.quantile(-known, 0.1)
+
 
 def contaminated(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Normal rows with a tenth of uniform ones, and their labels."""
@@ -265,6 +277,7 @@ class TestPyOD:
         (DiffusionDensity(validation_fraction=2), NORMAL, "must be between 0 and 1, got 2"),
         (DiffusionOutlierDetector(), NORMAL[:1], "minimum of 2 is required"),
         (DiffusionOutlierDetector(contamination=0.7), NORMAL, "at most 0.5, got 0.7"),
+        (DiffusionOutlierDetector(contamination="auto"), NORMAL, "at most 0.5, got 'auto'"),
         (DiffusionOutlierDetector(), DIGITS[:5], "for images pass a trained model"),
         (DiffusionOutlierDetector("pretrained:digits"), DIGITS[:5], "at least 20"),
         (DiffusionOutlierDetector("pretrained:digits"), DIGITS[:, :, 1:], "grey images of 7x8"),

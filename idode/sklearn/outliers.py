@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, OutlierMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from idode.detection.calibrate import fit_detector
@@ -34,12 +35,15 @@ class DiffusionOutlierDetector(OutlierMixin, BaseEstimator):  # type: ignore[mis
 
     Args:
         model: A run folder, ``pretrained:NAME`` or a model of images; ``None`` for tables.
-        contamination: Share of the rows given to ``fit`` that ``predict`` calls outliers.
+        contamination: Share of the rows given to ``fit`` that ``predict`` calls outliers; with a
+            model, of new images like them.
         max_steps: Of training, for tables; see :class:`DiffusionDensity`.
         random_state: Seed of everything random.
 
     Attributes:
-        offset_: The score between outliers and the rest.
+        offset_: The score between outliers and the rest: the ``contamination`` quantile of the
+            scores of the rows given to ``fit``; with a model, of the half of the images that the
+            density of the statistics was not fitted to.
         n_features_in_: Number of columns, or of channels.
     """
 
@@ -58,9 +62,10 @@ class DiffusionOutlierDetector(OutlierMixin, BaseEstimator):  # type: ignore[mis
 
     def fit(self, X: ArrayLike, y: object = None) -> Self:
         """Learn what is usual; ``y`` is ignored."""
-        if not 0 < self.contamination <= 0.5:
+        share: object = self.contamination  # such as "auto", which other detectors allow
+        if not (isinstance(share, int | float | np.floating) and 0 < share <= 0.5):
             raise InputError(
-                f"contamination: must be above 0 and at most 0.5, got {self.contamination}"
+                f"contamination: must be a number above 0 and at most 0.5, got {share!r}"
             )
         if self.model is None:
             x = validate_data(self, X, dtype=np.float64, ensure_min_samples=2, allow_nd=True)
@@ -71,7 +76,8 @@ class DiffusionOutlierDetector(OutlierMixin, BaseEstimator):  # type: ignore[mis
         else:
             x = validate_data(self, X, dtype=None, ensure_min_samples=2, allow_nd=True)
             model = _opened(self.model)
-            detector = fit_detector(model, _images(x, model), seed=int(self.random_state or 0))
+            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+            detector = fit_detector(model, _images(x, model), seed=seed)
             self.fitted_ = _Images(model, detector)
             scores = -detector.known  # of images that nothing was fitted to
         self.offset_ = float(np.quantile(scores, self.contamination))
