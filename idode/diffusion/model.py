@@ -213,7 +213,7 @@ class DiffusionODE(nn.Module):
             clean: Whether ``x`` is clean data.
             solver: By default Adams steps on a grid that is calibrated on the first states.
             n_probes: Hutchinson probes of the divergence, 0 for the exact one; by default exact up
-                to 64 dimensions, else one.
+                to 32 dimensions, else one.
             checkpoint: Save memory for gradients by evaluating the network again.
             adjoint: Save more, by solving backwards.
             **condition: One row for each state, passed on to the network.

@@ -41,7 +41,7 @@ __all__ = [
 
 Gammas = npt.NDArray[np.float64]
 
-EXACT = 64  # dimensions up to which the exact divergence is the default
+EXACT = 32  # dimensions up to which the exact divergence is the default
 PILOT = 8  # states that a solver is calibrated on
 NATS = 2e-4  # default error for each root of a dimension of continuous data
 REPEATABLE = 1e-3  # relative difference of two calls that kernels may make, and dropout does not
@@ -193,7 +193,7 @@ def log_prob(
         solver: By default Adams steps, calibrated on the first states to 0.005 bits/dim; for
             continuous data in few dimensions to 0.0002 nats times the root of their number.
         n_probes: Hutchinson probes of the divergence; 0 is the exact one, which takes as many
-            products as dimensions. By default exact up to 64 dimensions, else one probe.
+            products as dimensions. By default exact up to 32 dimensions, else one probe.
         generator: Generator of the probes; by default one with a fixed seed.
         condition: Keyword arguments of the network, ``(B, ...)`` each.
         checkpoint: For gradients, keep the states alone and evaluate the network again on the way
