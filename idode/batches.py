@@ -42,7 +42,11 @@ def to_tensor(rows: Pixels) -> Tensor:
 
 
 def check_shape(values: Pixels, shape: tuple[int, ...] | None) -> None:
-    """Refuse samples ``(N, *)`` that are not of the model's shape, where that is known."""
+    """Refuse what is no array of samples ``(N, *)``, or not of the model's shape where known."""
+    if not isinstance(values, np.ndarray | Tensor):
+        raise InputError(
+            f"the data must be a tensor or an array (N, *), got {type(values).__name__}"
+        )
     if shape is not None and tuple(values.shape[1:]) != tuple(shape):
         letters = "N, C, H, W" if len(shape) == 3 else ", ".join(["N", *map(str, shape)])
         raise InputError(

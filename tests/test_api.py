@@ -132,6 +132,11 @@ class TestModule:
         with pytest.raises(idode.InputError, match=r"got data of shape .*: pass \(N, C, H, W\)"):
             getattr(labelled(), method)(wrong, labels=torch.tensor([0, 1]))
 
+    def test_a_list_is_refused(self) -> None:
+        for method in ("bits_per_dim", "sde_bound", "loss"):
+            with pytest.raises(idode.InputError, match="must be a tensor or an array .* got list"):
+                getattr(labelled(), method)([1, 2], labels=torch.tensor([0, 1]))
+
     def test_states_of_another_shape_are_refused(self) -> None:
         with pytest.raises(idode.InputError, match="the model is of samples of shape"):
             labelled().log_prob(torch.zeros(2, 5), labels=torch.tensor([0, 1]))
