@@ -198,14 +198,14 @@ class TestPairs:
 
 
 def vectors(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Proxies of a population, and values that they foretell well."""
+    """Proxies of a population, and values that they predict well."""
     g = np.random.default_rng(5)
     features = standardised(g.normal(size=(count, 3)))
     return features, 3 + features @ [0.5, 0.2, 0.0] + 0.1 * g.normal(size=count)
 
 
 class TestEstimate:
-    def test_proxies_take_what_they_foretell_out_of_the_error(self) -> None:
+    def test_proxies_take_what_they_predict_out_of_the_error(self) -> None:
         features, values = vectors(1000)
         rows = np.random.default_rng(0).permutation(1000)[:64]
         with_them = estimate_mean(features, rows, values[rows])

@@ -103,7 +103,7 @@ class ChosenImages:
             [b - a for a, b in itertools.pairwise(edges)],
             solve,
             DRAWS,
-            # Not the places in the order: that of another number of images is another.
+            # Row numbers, not positions: the order depends on the number of images.
             fingerprint(
                 {**self.depends, "solver": solver, "images": self.order[first:count].tolist()}
             ),

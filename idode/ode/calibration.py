@@ -30,7 +30,7 @@ ROUGH = 256  # steps from which slow convergence counts: fewer may not resolve a
 GRADED = 2  # nodes inside the first step: the path of a diffusion begins slowly
 ORDER = 3  # velocities looked back on: more amplify what the network varies by between nodes
 USUAL = 4.0  # order of convergence that is assumed until one was seen
-MARGIN = 1.05  # more steps than the errors of two grids foretell, since these are of few samples
+MARGIN = 1.05  # more steps than the errors of two grids predict, since these are of few samples
 SAVING = 0.9  # share of the steps below which a grid is worth another solve
 ENOUGH = 0.7  # share of the steps of a solve up to which it tells the error of another
 
@@ -144,7 +144,7 @@ def _tries(
 
 
 def _wanted(tried: list[Calibration], tolerance: float) -> int:
-    """Steps that the errors seen so far foretell for a tolerance."""
+    """Steps that the errors seen so far predict for a tolerance."""
     order = max(SLOW, min(USUAL, _order(*tried[-2:]))) if len(tried) > 1 else USUAL
     ratio = MARGIN * (tried[-1].rms_error / tolerance) ** (1 / order)
     if tried[-1].rms_error <= tolerance:
