@@ -15,7 +15,7 @@ from idode.errors import InputError, NumericalError
 from idode.likelihood.estimator import LikelihoodSettings, LogWeightEstimator
 from idode.likelihood.log_prob import DensityField
 from idode.ode.adams import Adams
-from idode.ode.calibration import calibrate
+from idode.ode.calibration import _grid, calibrate
 from idode.ode.dormand_prince import Dopri5
 from idode.ode.quadrature import lagrange_weights, quadrature, scaled_weights
 from idode.ode.solvers import RK4, Field, Solver
@@ -159,6 +159,33 @@ def test_calibration_meets_its_tolerance_and_puts_steps_where_it_is_rough() -> N
         grid = np.array(tuned.solver.fractions)
         inside = ((grid > 0.6) & (grid < 0.8)).mean()
         assert inside > 0.4  # a fifth of the way
+
+
+@pytest.mark.parametrize("phase", [0.0, 1.5])
+def test_leaning_to_the_start_is_tried_on_smooth_fields_and_never_costs_steps(
+    phase: float, monkeypatch
+) -> None:
+    x = torch.linspace(0.5, 1, 8, dtype=torch.float64)[:, None]
+
+    def growing(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        return 3 * x + torch.sin(9 * t + phase), x[None, :, 0]
+
+    def steps(lean: float) -> int:
+        monkeypatch.setattr("idode.ode.calibration.LEAN", lean)
+        tuned = calibrate(growing, x, 0.0, 1.0, lambda z, i: z[None, :, 0], 1e-2)
+        assert tuned.rms_error < 1e-2
+        return len(tuned.solver.fractions) - 1
+
+    monkeypatch.setattr("idode.ode.calibration.LEANER", 1.0)
+    plain = steps(0.0)
+    monkeypatch.setattr("idode.ode.calibration.LEANER", 0.78)
+    assert steps(0.5) <= plain
+
+
+def test_the_steps_of_a_leaning_grid_grow_by_one_factor() -> None:
+    lengths = np.diff(_grid((np.array([0.0, 1.0]), np.ones(2)), 21, lean=0.5))
+    assert lengths[1:] / lengths[:-1] == pytest.approx(math.exp(0.5 / 20), rel=1e-3)
+    assert np.diff(_grid((np.array([0.0, 1.0]), np.ones(2)), 21)) == pytest.approx(1 / 21)
 
 
 @pytest.mark.once

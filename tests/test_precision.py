@@ -268,6 +268,16 @@ class TestEstimate:
         plan = allocate(Spread(0.6, 0.1, 0.1, 0.0), 10**6, 0.01, 40, 51)
         assert plan.coarse == plan.fine == 100
 
+    def test_solves_that_are_done_cost_nothing_more(self) -> None:
+        """From nothing, fine solves alone are cheaper here; after a coarse pilot they are not."""
+        spread, costs = Spread(values=0.6, residuals=0.1, corrections=0.03, noise=0.0), (15, 25)
+        fresh = allocate(spread, 10**6, 0.02, *costs)
+        assert (fresh.coarse, fresh.fine, fresh.cost) == (25, 25, 25 * 25)
+        later = allocate(spread, 10**6, 0.02, *costs, coarse_done=32, fine_done=8)
+        assert later.fine < later.coarse
+        left = max(0, later.coarse - 32) * 15 + max(0, later.fine - 8) * 25
+        assert later.cost == left < (25 - 8) * 25
+
     def test_noise_that_cannot_be_averaged_away_asks_for_all_images(self) -> None:
         assert allocate(Spread(0.6, 0.1, 0.01, 0.6), 100, 0.01, 21, 51).fine == 100
 
@@ -321,6 +331,14 @@ class TestPrecision:
         assert sorted(found.indices) == [0, 1, 2, 3, 4]
         assert result.mean == pytest.approx(alone.mean, abs=1e-9)
         assert "all 5 images were solved: noise and probes alone leave" in " ".join(result.notes)
+
+    def test_a_limit_beyond_the_data_is_all_of_it(self, run: Path) -> None:
+        how = {"split": "train", "settings": ROUGH, "progress": False, "precision": 1e-6}
+        all_of_it = evaluate(run, **how)
+        more = evaluate(run, limit=10**6, **how)
+        assert sorted(more.indices) == sorted(all_of_it.indices)
+        assert more.results[0].mean == all_of_it.results[0].mean
+        assert more.results[0].sampling.images == len(more.indices)
 
     def test_it_stops_when_the_error_is_reached(self, run: Path, capsys, tmp_path: Path) -> None:
         out = tmp_path / "r.json"

@@ -210,7 +210,7 @@ class Allocation:
 
     coarse: int
     fine: int
-    cost: float  # evaluations for everything, from nothing
+    cost: float  # evaluations of what is left to do
 
 
 def allocate(
@@ -219,6 +219,9 @@ def allocate(
     error: float,
     cost_coarse: float,
     cost_fine: float,
+    *,
+    coarse_done: int = 0,
+    fine_done: int = 0,
 ) -> Allocation:
     r"""The cheapest numbers of images whose standard error is ``error``.
 
@@ -231,13 +234,21 @@ def allocate(
         error: Standard error of its mean.
         cost_coarse: Evaluations of a coarse solve.
         cost_fine: Of a fine one.
+        coarse_done: Images that are solved already, and cost nothing more.
+        fine_done: The same on the fine grid.
     """
+
+    def numbers(coarse: int, fine: int, coarse_too: bool = True) -> Allocation:
+        cost = max(0, fine - fine_done) * cost_fine
+        cost += max(0, coarse - coarse_done) * cost_coarse if coarse_too else 0
+        return Allocation(coarse, fine, cost)
+
     s1, s2 = max(spread.residuals, 1e-12), spread.corrections
     target = error**2 + (s1**2 - spread.noise**2) / population
     if target <= 0:
-        return Allocation(population, population, population * cost_fine)
+        return numbers(population, population, coarse_too=False)
     alone = min(population, math.ceil(s1**2 / target))
-    single = Allocation(alone, alone, alone * cost_fine)
+    single = numbers(alone, alone, coarse_too=False)
     if cost_coarse >= cost_fine:
         return single
     share = s1 * math.sqrt(cost_coarse) + s2 * math.sqrt(cost_fine)
@@ -245,5 +256,5 @@ def allocate(
     spare = target - s2**2 / n2
     n1 = math.ceil(s1**2 / spare) if spare > 0 else population
     n1 = min(population, max(n1, n2))
-    both = Allocation(n1, min(n1, n2), n1 * cost_coarse + min(n1, n2) * cost_fine)
+    both = numbers(n1, min(n1, n2))
     return both if both.cost < single.cost else single

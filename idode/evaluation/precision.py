@@ -35,11 +35,11 @@ from idode.likelihood.estimator import BatchDraws, LikelihoodSettings, LogWeight
 __all__ = ["sampled_bits_per_dim"]
 
 FIRST = 32  # coarse solves of the pilot
-FINER, MIDDLE, COARSER = 1 / 2, 1 / 3, 1 / 5  # shares of the fine steps that are tried
-WORTH = 2  # pilots that must be left to do for another grid to be tried
-SAFETY = 0.95  # of the error asked for is planned with: the spreads are estimates
+FINER, MIDDLE, COARSER = 0.75, 0.55, 0.35  # shares of the fine steps that are tried
+WORTH = 6  # pilots that must be left to do for another grid to be tried
+SAFETY = 0.99  # of the error asked for is planned with: the spreads are estimates
 GROWTH = 4  # times as many images at most, before the plan is made again
-PART = 0.6  # of the images that a plan asks for, before it is made again from better estimates
+PART = 0.5  # of the images that a plan asks for, before it is made again from better estimates
 ROUNDS = 16
 OPERATIONS, RATE = 6, 1e11  # for each weight and pixel of an evaluation; in a second, nominally
 
@@ -84,9 +84,7 @@ def sampled_bits_per_dim(
         if found.standard_error <= precision or done or not chosen.complete:
             break
         plan = _plan(chosen, coarse, fine, found.spread, precision)
-        if (
-            plan.coarse == plan.fine
-        ):  # also where all must be solved: corrections then gain nothing
+        if plan.coarse == plan.fine:  # also where all are solved: corrections then gain nothing
             coarse = fine
         more = max(PILOT, math.ceil(PART * (plan.coarse - coarse.count)))
         chosen.extend(coarse, min(coarse.count + more, GROWTH * coarse.count))
@@ -110,9 +108,8 @@ def _coarse_level(
         return fine, [fine]
     found = chosen.estimate(middle, fine)
     plan = _plan(chosen, middle, fine, found.spread, precision)
-    left = plan.cost - middle.evaluations
     levels, best = [fine, middle], middle
-    if left > WORTH * FIRST * middle.cost:
+    if plan.cost > WORTH * FIRST * middle.cost:
         corrections = plan.fine * fine.cost > plan.coarse * middle.cost / 2
         other = _tried(chosen, fine, FINER if corrections else COARSER, PILOT)
         if other is not None:
@@ -120,7 +117,7 @@ def _coarse_level(
             apart = chosen.result(fine).per_image[: other.count] - chosen.result(other).per_image
             spread = dataclasses.replace(found.spread, corrections=float(apart.std()))
             again = _plan(chosen, other, fine, spread, precision)
-            if again.cost < left:
+            if again.cost < plan.cost:
                 best, plan = other, again
                 chosen.extend(other, FIRST)
     if plan.coarse == plan.fine:
@@ -146,7 +143,8 @@ def _plan(
     chosen: ChosenImages, coarse: Level, fine: Level, spread: Spread, precision: float
 ) -> Allocation:
     cost = fine.cost if coarse is fine else coarse.cost
-    return allocate(spread, len(chosen.data), SAFETY * precision, cost, fine.cost)
+    done = {"coarse_done": coarse.count, "fine_done": fine.count}
+    return allocate(spread, len(chosen.data), SAFETY * precision, cost, fine.cost, **done)
 
 
 def _add_coders(chosen: ChosenImages, coarse: Level, fine: Level, precision: float) -> list[str]:
@@ -157,10 +155,9 @@ def _add_coders(chosen: ChosenImages, coarse: Level, fine: Level, precision: flo
         return []
     spread = chosen.estimate(coarse, fine).spread
     plan = _plan(chosen, coarse, fine, spread, precision)
-    spent = coarse.evaluations + (0 if coarse is fine else fine.evaluations)
     weights = sum(p.numel() for p in chosen.estimator.model.parameters())
     pixels = math.prod(images.shape[2:])
-    seconds = max(0.0, plan.cost - spent) * weights * pixels * OPERATIONS / RATE
+    seconds = plan.cost * weights * pixels * OPERATIONS / RATE
     rows = chosen.order[: coarse.count]
     values = chosen.result(coarse).per_image.numpy()
     for name in useful_coders(images[rows], chosen.raw[rows], values, seconds, len(images)):

@@ -31,6 +31,7 @@ from idode.ode.solvers import Solver
 
 __all__ = ["BatchDraws", "LikelihoodSettings", "LogWeightEstimator", "image_named"]
 
+MOST_DRAWS = 10**6  # K, and repeats: more are a slip of the keyboard
 MUCH_ROUGHER = 1.5  # corrector gap over the pilot's largest at which an image is solved again
 
 
@@ -80,6 +81,9 @@ class LikelihoodSettings:
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise InputError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        for name in ("n_importance", "repeats"):
+            if getattr(self, name) > MOST_DRAWS:
+                raise InputError(f"{name} must be at most {MOST_DRAWS}, got {getattr(self, name)}")
         if not -(2**63) <= self.seed < 2**63:
             raise InputError(f"the seed must fit 64 bits, got {self.seed}")
 

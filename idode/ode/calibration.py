@@ -33,6 +33,9 @@ USUAL = 4.0  # order of convergence that is assumed until one was seen
 MARGIN = 1.05  # more steps than the errors of two grids predict, since these are of few samples
 SAVING = 0.9  # share of the steps below which a grid is worth another solve
 ENOUGH = 0.7  # share of the steps of a solve up to which it tells the error of another
+LEAN = 0.5  # logarithm of the factor by which steps of a leaning grid grow from first to last
+LEANER = 0.78  # share of the steps that a leaning grid is tried with first
+BLUR = 0.02  # of the way: details of a density below that are those of the pilot's few images
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,11 @@ def calibrate(
     while True:
         steps, good = _wanted(tried, tolerance), tried[-1].rms_error <= tolerance
         if steps <= ENOUGH * finer.steps:
-            tries = _tries(pilot, finer, steps, solve.steps if good else 0, tolerance)
+            smooth = tried[0].rms_error <= tolerance
+            tries = _tries(pilot, finer, steps, solve.steps if good else 0, tolerance, smooth)
             made += tries
             errors = [one.against(finer) for one in tries]
-            if good or errors[0].rms_error <= tolerance:
+            if good or errors[-1].rms_error <= tolerance:
                 tried += errors
                 break
         if solve.steps >= MOST_STEPS:
@@ -128,18 +132,27 @@ def calibrate(
 
 
 def _tries(
-    pilot: _Pilot, finer: _Solve, steps: int, enough: int, tolerance: float
+    pilot: _Pilot, finer: _Solve, steps: int, enough: int, tolerance: float, smooth: bool
 ) -> list[_Solve]:
-    """A grid with so many steps; where it fails, one between it and a grid that is good enough.
+    """Grids until one meets the tolerance: one with so many steps, one between it and ``enough``.
 
-    The finest solve knows best where steps are wanted, so they are made of its density.
+    The finest solve knows best where steps are wanted, so they are made of its density. Of a
+    smooth field, much of the error is often that of the path, and a deviation at the start is
+    carried along all of it: fewer steps that are shorter there are tried first.
     """
     density = _density(finer.seen)
-    made = [pilot.solve(_grid(density, steps))]
+    grids = [_grid(density, steps)]
+    if smooth:
+        fewer = max(FEWEST, math.ceil(LEANER * steps))
+        grids.insert(0, _grid(_blurred(density), fewer, LEAN))
     between = math.ceil(math.sqrt(steps * enough))
-    failed = made[0].against(finer).rms_error > tolerance
-    if failed and steps < between < SAVING * enough:
-        made.append(pilot.solve(_grid(density, between)))
+    if steps < between < SAVING * enough:
+        grids.append(_grid(density, between))
+    made: list[_Solve] = []
+    for grid in grids:
+        made.append(pilot.solve(grid))
+        if made[-1].against(finer).rms_error <= tolerance:
+            break
     return made
 
 
@@ -196,11 +209,23 @@ def _density(seen: Trace) -> Curve:
     return (way[1:] + way[:-1]) / 2, share
 
 
-def _grid(density: Curve, steps: int) -> tuple[float, ...]:
-    """Nodes at equal shares of the integrated density, 0 to 1."""
+def _blurred(density: Curve) -> Curve:
+    """The density without details that are smaller than ``BLUR``."""
+    places = np.linspace(0, 1, 401)
+    near = np.exp(-0.5 * ((places[:, None] - places) / BLUR) ** 2)
+    values = near @ np.log(np.interp(places, *density)) / near.sum(1)
+    return places, np.exp(values)
+
+
+def _grid(density: Curve, steps: int, lean: float = 0.0) -> tuple[float, ...]:
+    """Nodes at shares of the integrated density, 0 to 1.
+
+    The shares are equal, or grow from the first to the last by a factor of ``exp(lean)``.
+    """
     fine = np.linspace(0, 1, 4001)
     values = np.interp(fine, *density)
     mass = np.concatenate([[0], np.cumsum((values[1:] + values[:-1]) / 2)])
-    grid = np.interp(np.linspace(0, 1, steps + 1), mass / mass[-1], fine)
+    shares = np.cumsum(np.exp(np.linspace(0, lean, steps)))
+    grid = np.interp(np.concatenate([[0], shares / shares[-1]]), mass / mass[-1], fine)
     grid[0], grid[-1] = 0.0, 1.0
     return tuple(float(u) for u in grid)
