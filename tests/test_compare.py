@@ -399,6 +399,20 @@ class TestDeath:
         assert timeless(value(out)) == timeless(value(done))
 
 
+class TestProcesses:
+    def test_two_share_the_runs_and_their_table_is_that_of_one(
+        self, spec: str, done: Path, tmp_path: Path
+    ) -> None:
+        words = command(spec, tmp_path / "o", "--systems", "vdm,idode-vp")
+        words = [word for word in words if word != "--quiet"]
+        ended = forks().run(*words, root=tmp_path, ranks=2)
+        assert ended.codes == [0, 0], ended.text
+        assert timeless(value(tmp_path / "o")) == timeless(value(done))
+        for place in ("[1/2] vdm seed 0: training", "[2/2] idode-vp seed 0: training"):
+            assert len([x for x in ended.text.splitlines() if x.startswith(f"{place} ")]) == 1
+        assert ended.text.count("compare.html") == 1  # printed by one of them
+
+
 CURVE = Curve((10, 20, 30, 40), (1.0, 2.0, 4.0, 6.0), (5.0, 3.0, 2.0, 2.5))
 
 

@@ -188,7 +188,7 @@ def test_commands_that_do_not_share_their_work_refuse_several_processes(
         text = capsys.readouterr().err
         if "does not share its work between the 2 processes" not in text:
             shared.add(name)
-    assert shared == {"train", "finetune", "evaluate", "sample", "fid"}
+    assert shared == {"train", "finetune", "evaluate", "sample", "fid", "compare"}
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from idode.studies.comparison.table import Row
 
 __all__ = ["add_arguments", "run", "tables"]
+
+SHARED = True  # between the processes of torchrun
 
 # Options that are passed on under their own name where they are given.
 OPTIONS = ("preset", "data", "steps", "finetune", "limit", "tolerance", "samples")
@@ -102,6 +105,8 @@ def run(args: argparse.Namespace) -> int:
         progress=not args.quiet,
         **given,
     )
+    if os.environ.get("RANK", "0") != "0":  # of several processes, one prints
+        return 0
     if args.json is not None:
         write_json(args.json, found.to_json())
     _print(found)

@@ -6,6 +6,7 @@ import datetime
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,9 @@ from idode.errors import InputError
 
 PATIENCE = datetime.timedelta(days=30)
 
-__all__ = ["World", "available_devices", "best_device", "joined"]
+_ALONE: ContextVar[bool] = ContextVar("alone", default=False)
+
+__all__ = ["World", "alone", "available_devices", "best_device", "joined"]
 
 
 @dataclass(frozen=True)
@@ -131,9 +134,19 @@ def available_devices() -> list[str]:
 
 
 @contextmanager
+def alone() -> Iterator[None]:
+    """Inside of it nothing is shared between processes: each of them does something else."""
+    before = _ALONE.set(True)
+    try:
+        yield
+    finally:
+        _ALONE.reset(before)
+
+
+@contextmanager
 def joined(device: torch.device | str | None = None) -> Iterator[World]:
     """This process's place among those ``torchrun`` started; alone where there are none."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = 1 if _ALONE.get() else int(os.environ.get("WORLD_SIZE", "1"))
     rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
     place = best_device(device)
     if place == torch.device("cuda"):

@@ -6,13 +6,14 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 
 from idode.data.memory import Data, as_dataset, spec_of
 from idode.errors import InputError
-from idode.runs.distributed import best_device
+from idode.runs.distributed import World, alone, joined
 from idode.runs.systems import COMPARED, distinct
 from idode.storage import locked_folder, write_atomically
 from idode.studies.comparison.experiment import Experiment
@@ -46,6 +47,9 @@ def compare(
 ) -> Comparison:
     """Train and evaluate several systems with the same network, data, steps and seeds.
 
+    Under ``torchrun`` the processes share the runs: each trains and measures some of them alone,
+    so that figures do not depend on the number of processes. All have to see the folder.
+
     Every part is stored when it is done: after an interruption the same call resumes. A later
     call may add systems and seeds, and measure the runs again with other settings.
 
@@ -70,7 +74,7 @@ def compare(
     Returns:
         The table, the learning curves, and which claims of the paper hold.
     """
-    folder, place = Path(out), best_device(device)
+    folder = Path(out)
     plan = Plan(
         systems=distinct(COMPARED) if systems is None else tuple(systems),
         seeds=tuple(seeds),
@@ -83,17 +87,22 @@ def compare(
         measurement=MeasurementSettings(limit=limit, tolerance=tolerance, samples=samples),
     )
     given = plan.spec if data is None else data
-    experiment = Experiment(folder, plan, given, as_dataset(given), place, progress)
-    with locked_folder(folder):
-        _prepare(experiment, force)
-        try:
-            _carry_out(experiment)
-            found = summarise(experiment)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f"interrupted: {folder} keeps what is done; re-run the command to resume"
-            ) from None
-        _write(found)
+    with joined(device) as world, alone():
+        experiment = Experiment(folder, plan, given, as_dataset(given), world.device, progress)
+        with locked_folder(folder) if world.writes else nullcontext():
+            if world.writes:
+                _prepare(experiment, force)
+            world.barrier()
+            try:
+                _carry_out(experiment, world)
+                world.barrier()
+                found = summarise(experiment)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(
+                    f"interrupted: {folder} keeps what is done; re-run the command to resume"
+                ) from None
+            if world.writes:
+                _write(found)
     return found
 
 
@@ -131,10 +140,16 @@ def _print_changes(experiment: Experiment) -> None:
     )
 
 
-def _carry_out(experiment: Experiment) -> None:
-    """All runs; with progress, a line for each part and for each run."""
+def _carry_out(experiment: Experiment, world: World) -> None:
+    """This process's runs; with progress, a line for each part and for each run.
+
+    A second stage belongs to the process of its first.
+    """
     entries = experiment.plan.entries()
+    firsts = [entry for entry in entries if not entry.stage]
     for number, entry in enumerate(entries, 1):
+        if firsts.index(entry.first) % world.size != world.rank:
+            continue
         place = f"[{number}/{len(entries)}] {entry.name} seed {entry.seed}"
 
         def show(text: str, place: str = place) -> None:
