@@ -198,6 +198,8 @@ def coders(args):
         print("imagecodecs is not installed: no JPEG XL")
     found = {}
     for name, size in table.items():
+        if args.only not in (None, name):
+            continue
         size(pictures[0])  # the first call of a library starts it
         cpu = time.process_time()
         total = sum(map(size, pictures))
@@ -265,6 +267,7 @@ def main():
     parser.add_argument(
         "--bound", action="store_true", help="also the SDE bound of the same images"
     )
+    parser.add_argument("--only", help="one of the ordinary coders, such as 'JPEG XL effort 7'")
     parser.add_argument("--draws", type=int, default=16)
     parser.add_argument("--cache", type=Path, default=Path("/tmp/idode-codec"))
     parser.add_argument("--out", type=Path, default=Path("docs/results/codec.json"))

@@ -168,7 +168,7 @@ class TestSettings:
 
     def test_a_folder_in_use_is_refused_and_force_replaces_it(self, tmp_path: Path) -> None:
         before = state(digits(tmp_path / "run"))
-        with pytest.raises(idode.InputError, match="force to replace the run in it, or resume"):
+        with pytest.raises(idode.InputError, match="replace the run in it, or --resume"):
             digits(tmp_path / "run", seed=1)
         assert state(digits(tmp_path / "run", seed=1, force=True)) != before
 

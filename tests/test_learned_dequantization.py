@@ -341,7 +341,7 @@ class TestCommand:
         assert dequantize(run, "--out", str(copy)) == 0
         before = (copy / DEQUANTIZER).read_bytes()
         assert dequantize(copy, "--seed", "3") == 2
-        assert "give force to replace it" in capsys.readouterr().err
+        assert "--force replaces it" in capsys.readouterr().err
         assert (copy / DEQUANTIZER).read_bytes() == before
         assert dequantize(copy, "--seed", "3", "--force") == 0
         assert (copy / DEQUANTIZER).read_bytes() != before

@@ -192,7 +192,7 @@ class TestNew:
         assert main(["import", str(file), "--out", str(tmp_path / "run"), "--quiet"]) == 0
         assert main(["import", str(file), "--out", str(tmp_path / "run")]) == 2
         said = refused(capsys)
-        assert "is not empty: give another folder, or force to replace the run in it" in said
+        assert "is not empty: give another folder, or --force to replace the run in it" in said
         assert "resume" not in said
 
 

@@ -419,7 +419,7 @@ class TestCommand:
         before = {p.name: p.read_bytes() for p in (made.path / "out").iterdir()}
         run, out = str(made.path / "run"), str(made.path / "out")
         assert main(["report", run, "--out", out]) == 2
-        assert "holds a report: give another folder, or force to replace it" in _sentence(capsys)
+        assert "holds a report: give another folder, or --force to replace it" in _sentence(capsys)
         words = [
             "report",
             run,

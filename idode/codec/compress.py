@@ -149,7 +149,7 @@ def _check_new(out: Path | None, force: bool) -> None:
     if out.is_dir():
         raise InputError(f"{out} is a folder: give the name of a file")
     if out.exists() and not force:
-        raise InputError(f"{out} exists: give another name, or replace it by force")
+        raise InputError(f"{out} exists: give another name, or --force to replace it")
     if not out.parent.is_dir():
         raise InputError(f"there is no folder {out.parent} for {out.name}: make it first")
 

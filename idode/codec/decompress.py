@@ -136,7 +136,7 @@ def _target(out: Path, name: str, force: bool) -> Path:
     if target.is_dir():
         raise InputError(f"{target} is a folder: give another folder for the files")
     if target.exists() and not force:
-        raise InputError(f"{target} exists: give another folder, or replace it by force")
+        raise InputError(f"{target} exists: give another folder, or --force to replace it")
     return target
 
 

@@ -60,7 +60,7 @@ def claim(path: Path, *, resume: bool | None = None, force: bool = False) -> Run
         force: The run in it is to be replaced; nothing is removed yet, see :func:`writing_run`.
     """
     if resume and force:
-        raise InputError("resume continues a run and force replaces it: give one of them")
+        raise InputError("--resume continues a run and --force replaces it: give one of them")
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file: give a folder for the run")
     if _interrupted(path):
@@ -74,7 +74,7 @@ def claim(path: Path, *, resume: bool | None = None, force: bool = False) -> Run
     if filled and not found:
         raise InputError(f"{path} is not empty and holds no run: give another folder")
     if filled and not force:
-        replaced, resumed = "force to replace the run in it", "resume to continue it"
+        replaced, resumed = "--force to replace the run in it", "--resume to continue it"
         options = f"or {replaced}" if resume is None else f"{replaced}, or {resumed}"
         raise InputError(f"{path} is not empty: give another folder, {options}")
     return None

@@ -35,12 +35,12 @@ def check_out(out: Path, shape: tuple[int, ...], levels: int | None, force: bool
         held = [path for path in out.iterdir() if not path.name.startswith(".")]
         if held and not force:
             raise InputError(
-                f"{out} is not empty: give another folder, or replace its samples with force"
+                f"{out} is not empty: give another folder, or --force to replace its samples"
             )
         if any(NUMBERED.fullmatch(path.name) is None for path in held):
             raise InputError(f"{out} holds other files than samples: give another folder")
     elif out.exists() and not force:
-        raise InputError(f"{out} exists: give another name, or replace it with force")
+        raise InputError(f"{out} exists: give another name, or --force to replace it")
 
 
 def write_samples(out: Path, drawn: Samples, levels: int | None) -> None:

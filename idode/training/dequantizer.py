@@ -111,7 +111,7 @@ def _fit(
     save_dequantizer(folder, fitted.learned, fitted.step)
     if fitted.interrupted:
         raise KeyboardInterrupt(
-            f"interrupted: {folder} has the dequantizer of {fitted.step} steps; force trains it "
+            f"interrupted: {folder} has the dequantizer of {fitted.step} steps; --force trains it "
             "again"
         )
     gain = fitted.gain, fitted.gain_error
@@ -137,7 +137,7 @@ def _folder(opened: Run, out: Path | None, force: bool, named: Run | Path | str)
     elif folder != opened.path and weights_hash(folder) != weights_hash(opened.path):
         raise InputError(f"{folder} has another run than {opened.path}: give another folder")
     if (folder / DEQUANTIZER).exists() and not force:
-        raise InputError(f"{folder} has a learned dequantization: give force to replace it")
+        raise InputError(f"{folder} has a learned dequantization: --force replaces it")
     return folder
 
 

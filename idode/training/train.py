@@ -191,7 +191,7 @@ def _finished(run: Run, result: TrainingResult, world: World) -> Run:
     if not world.writes:
         raise KeyboardInterrupt
     raise KeyboardInterrupt(
-        f"interrupted: {run.path} is saved after step {result.step}; resume it to continue"
+        f"interrupted: {run.path} is saved after step {result.step}; continue with --resume"
     )
 
 

@@ -75,7 +75,7 @@ def _check_same(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str, An
         more = f", and {others} more" if others else ""
         raise InputError(
             f"{folder} was started with other settings ({name}: {before.get(name)} there, "
-            f"{now.get(name)} here{more}): give the same, another folder, or force to start over"
+            f"{now.get(name)} here{more}): give the same, another folder, or --force to start over"
         )
 
 

@@ -223,4 +223,4 @@ def check_folder(folder: Path, force: bool) -> None:
             f"{folder} holds {others[0]}, which is not part of a report: give another folder"
         )
     if names and not force:
-        raise InputError(f"{folder} holds a report: give another folder, or force to replace it")
+        raise InputError(f"{folder} holds a report: give another folder, or --force to replace it")
