@@ -341,13 +341,14 @@ class TestBookkeeping:
                 {"solver": "dopri5", "steps": 9},
                 "dopri5 has no steps: leave it out",
             ),
-            ({"batch_size": 0}, "batch_size must be at least 1"),
-            ({"likelihood": True, "probes": -1}, "n_probes must be at least 0"),
+            ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
+            ({"likelihood": True, "probes": -1}, "n_probes must be a whole number of at least 0"),
         ):
             with pytest.raises(InputError, match=said):
                 draw(model, 1, **wish)
-        with pytest.raises(InputError, match="count must be at least 1"):
-            draw(model, 0)
+        for count in (0, 2.5, "a"):
+            with pytest.raises(InputError, match=f"count must be a whole .* 1, got {count!r}"):
+                draw(model, count)
 
     @pytest.mark.parametrize("solver", SAMPLERS)
     def test_a_network_that_answers_nonsense_is_reported(self, solver: str) -> None:

@@ -164,6 +164,10 @@ class TestScale:
         assert right == pytest.approx(lattice.entropy(), abs=0.05)
         assert wrong > right + 0.05
 
+    def test_what_cannot_be_called_is_no_network(self) -> None:
+        with pytest.raises(InputError, match="give a module or a function, got 3"):
+            wrap(3, "noise", "vp")  # type: ignore[arg-type]
+
     def test_bad_ranges(self) -> None:
         net = nn.Identity()
         with pytest.raises(InputError, match=r"no data range called 'centred'.*choose one of"):

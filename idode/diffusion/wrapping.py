@@ -123,6 +123,8 @@ def wrap(
     path = schedule if isinstance(schedule, Schedule) else choose("schedule", schedule, SCHEDULES)
     if not 0 < data_scale < math.inf:
         raise InputError(f"data_scale must be a positive number, got {data_scale}")
+    if not callable(net):
+        raise InputError(f"net is called as net(x, t): give a module or a function, got {net!r}")
     scale, shift = _affine(data_range, levels)
     away = 2 * math.log(scale)
     if gamma_min is None and extend and levels is not None:

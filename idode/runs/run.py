@@ -306,7 +306,8 @@ def open_run(path: Run | Path | str) -> Run:
     if path.is_file():
         raise InputError(f"{path} is a file: give the folder of a run")
     if not path.is_dir():
-        raise InputError(f"there is no run folder {path}: check the path")
+        shipped = " or ".join(SHIPPED + name for name in pretrained())
+        raise InputError(f"there is no run folder {path}: check the path, or give {shipped}")
     try:
         value = read_json(path / CONFIG)
         if not isinstance(value, dict):

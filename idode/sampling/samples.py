@@ -181,8 +181,8 @@ def _check(model: DiffusionODE, count: int, batch_size: int, n_probes: int) -> N
         ("batch_size", batch_size, 1),
         ("n_probes", n_probes, 0),
     ):
-        if value < least:
-            raise InputError(f"{name} must be at least {least}, got {value}")
+        if not isinstance(value, int) or value < least:
+            raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}")
     if model.shape is None:
         raise InputError(
             "the model does not know the shape of a sample: pass shape=(channels, height, width) "
