@@ -2,7 +2,7 @@
 
     python benchmarks/samplers.py --count 297
 
-prints the tables of docs/sampling.md. All solvers of the ODE start from the same latents.
+prints the figures of docs/sampling.md. All solvers of the ODE start from the same latents.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
         print(
             f"| {name} | {drawn.nfe:g} | {error} | {reference.fid(drawn.data):.1f} |", flush=True
         )
-    print(f"test images | | | | {reference.fid(load(args.data).test[: args.count]):.1f}")
+    print(f"| test images | | | | {reference.fid(load(args.data).test[: args.count]):.1f}")
     count = args.likelihoods
     fine = draw(model, count, Adams(steps=400), True)
     print(f"\n| solver | evaluations | bits/dim off, mean | rms |\n{'|---' * 4}|")

@@ -25,10 +25,10 @@ from idode.errors import InputError, NumericalError
 from idode.runs.run import open_run
 from idode.runs.systems import COMPARED, SYSTEMS, distinct
 from idode.studies.comparison.claims import Claim, claims, t_quantile, verdicts
-from idode.studies.comparison.compare import compare
+from idode.studies.comparison.compare import _not_shared, compare
 from idode.studies.comparison.curves import Curve, learning_curve
 from idode.studies.comparison.experiment import Experiment
-from idode.studies.comparison.folder import clear_folder
+from idode.studies.comparison.folder import clear_folder, write_plan
 from idode.studies.comparison.plan import Entry, Plan
 from idode.studies.comparison.results import Result, read_result, write_result
 from idode.studies.comparison.settings import MeasurementSettings
@@ -411,6 +411,22 @@ class TestProcesses:
         for place in ("[1/2] vdm seed 0: training", "[2/2] idode-vp seed 0: training"):
             assert len([x for x in ended.text.splitlines() if x.startswith(f"{place} ")]) == 1
         assert ended.text.count("compare.html") == 1  # printed by one of them
+
+    def test_what_the_first_refuses_none_begins(
+        self, spec: str, done: Path, tmp_path: Path
+    ) -> None:
+        words = command(spec, done, "--systems", "vdm,idode-vp", "--set", "train.lr=1e-5")
+        ended = forks().run(*words, root=tmp_path, ranks=2)
+        assert ended.codes == [2, 2], ended.text
+        assert "Traceback" not in ended.text
+        assert "train.lr" in ended.text or "settings" in ended.text
+
+    def test_a_folder_that_one_process_does_not_see_is_refused(self, tmp_path: Path) -> None:
+        plan = Plan(systems=("vdm",), seeds=(0,))
+        assert "give one that all of them share" in _not_shared(tmp_path, plan)
+        write_plan(tmp_path, plan)
+        assert _not_shared(tmp_path, plan) == ""
+        assert _not_shared(tmp_path, replace(plan, steps=7)) != ""
 
 
 CURVE = Curve((10, 20, 30, 40), (1.0, 2.0, 4.0, 6.0), (5.0, 3.0, 2.0, 2.5))

@@ -161,25 +161,32 @@ def test_calibration_meets_its_tolerance_and_puts_steps_where_it_is_rough() -> N
         assert inside > 0.4  # a fifth of the way
 
 
-@pytest.mark.parametrize("phase", [0.0, 1.5])
-def test_leaning_to_the_start_is_tried_on_smooth_fields_and_never_costs_steps(
-    phase: float, monkeypatch
-) -> None:
+def steps_found(monkeypatch, field: Field, tolerance: float, *, leaning: bool) -> int:
+    """Of the grid that calibration finds; without leaning, no such grid is ever good enough."""
     x = torch.linspace(0.5, 1, 8, dtype=torch.float64)[:, None]
+    if not leaning:  # steps of one length, at most: nothing that the search would take
+        monkeypatch.setattr("idode.ode.calibration.LEAN", 30.0)
+    tuned = calibrate(field, x, 0.0, 1.0, lambda z, i: z[None, :, 0], tolerance)
+    assert tuned.rms_error < tolerance
+    monkeypatch.undo()
+    return len(tuned.solver.fractions) - 1
 
+
+def test_a_field_whose_path_bends_at_its_start_takes_fewer_steps_by_leaning(monkeypatch) -> None:
+    def bending(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        return 2 * torch.exp(-3 * t) * x**2 + torch.sin(2 * t), x[None, :, 0]
+
+    leaning = steps_found(monkeypatch, bending, 1e-3, leaning=True)
+    assert leaning < steps_found(monkeypatch, bending, 1e-3, leaning=False)
+
+
+@pytest.mark.parametrize("phase", [0.0, 1.5])
+def test_leaning_costs_no_steps_where_it_does_not_help(phase: float, monkeypatch) -> None:
     def growing(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         return 3 * x + torch.sin(9 * t + phase), x[None, :, 0]
 
-    def steps(lean: float) -> int:
-        monkeypatch.setattr("idode.ode.calibration.LEAN", lean)
-        tuned = calibrate(growing, x, 0.0, 1.0, lambda z, i: z[None, :, 0], 1e-2)
-        assert tuned.rms_error < 1e-2
-        return len(tuned.solver.fractions) - 1
-
-    monkeypatch.setattr("idode.ode.calibration.LEANER", 1.0)
-    plain = steps(0.0)
-    monkeypatch.setattr("idode.ode.calibration.LEANER", 0.78)
-    assert steps(0.5) <= plain
+    plain = steps_found(monkeypatch, growing, 1e-2, leaning=False)
+    assert steps_found(monkeypatch, growing, 1e-2, leaning=True) == plain
 
 
 def test_the_steps_of_a_leaning_grid_grow_by_one_factor() -> None:

@@ -278,6 +278,11 @@ class TestEstimate:
         left = max(0, later.coarse - 32) * 15 + max(0, later.fine - 8) * 25
         assert later.cost == left < (25 - 8) * 25
 
+    def test_nothing_is_left_to_do_once_the_error_is_reached(self) -> None:
+        spread = Spread(values=0.6, residuals=0.118, corrections=0.03, noise=0.05)
+        for error in (0.03, 0.045, 0.1):
+            assert allocate(spread, 10**4, error, 15, 25, coarse_done=32, fine_done=8).cost == 0
+
     def test_noise_that_cannot_be_averaged_away_asks_for_all_images(self) -> None:
         assert allocate(Spread(0.6, 0.1, 0.01, 0.6), 100, 0.01, 21, 51).fine == 100
 
@@ -364,6 +369,12 @@ class TestPrecision:
         again = evaluate(run, settings=settings, **arguments)
         assert again.results[0].mean == first.results[0].mean
         assert again.indices == first.indices
+
+    def test_less_precision_does_not_cost_more(self, run: Path) -> None:
+        how = {"split": "train", "settings": LikelihoodSettings(solver=Adams(steps=30))}
+        found = [evaluate(run, precision=p, progress=False, **how) for p in (0.15, 1.0, 10.0)]
+        costs = [one.results[0].sampling.evaluations for one in found]
+        assert costs == sorted(costs, reverse=True)
 
     @pytest.mark.parametrize(
         ("words", "sentence"),

@@ -221,7 +221,7 @@ class TestCommand:
         assert self.sample(run, tmp_path / "some.npz", *words) == 130
         assert capsys.readouterr().err == (
             f"idode sample: interrupted, 4 of 6 samples are in {tmp_path / 'some.npz'}; "
-            "--force goes on\n"
+            "re-run with --force to continue\n"
         )
         with np.load(tmp_path / "some.npz") as some, np.load(tmp_path / "all.npz") as whole:
             np.testing.assert_array_equal(some["data"], whole["data"][:4])

@@ -456,7 +456,7 @@ class TestTrouble:
         assert healthy.state.step == 13
 
     def test_a_rate_that_is_far_too_high_ends_in_a_sentence(self, tmp_path: Path) -> None:
-        with pytest.raises(Diverged, match=r"resume with a smaller train\.lr"):
+        with pytest.raises(Diverged, match=r"--resume and a smaller train\.lr"):
             tiny.train(tmp_path, "train.lr=1e30", "train.warmup=0")
         step = max(checkpoint.steps(tmp_path / "checkpoints"))
         saved = load_file(tmp_path / "checkpoints" / f"step-{step:09d}" / "state.safetensors")

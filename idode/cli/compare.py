@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from idode.studies.comparison.summary import Comparison
     from idode.studies.comparison.table import Row
 
-__all__ = ["add_arguments", "run", "tables"]
+__all__ = ["SHARED", "add_arguments", "run", "tables"]
 
 SHARED = True  # between the processes of torchrun
 
@@ -89,6 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run ``idode compare``; the exit code."""
     from idode.cli.tables import check_output, write_json
+    from idode.runs.distributed import first_process
     from idode.studies.comparison.compare import compare
 
     given = {name: value for name in OPTIONS if (value := getattr(args, name)) is not None}
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         progress=not args.quiet,
         **given,
     )
-    if os.environ.get("RANK", "0") != "0":  # of several processes, one prints
+    if not first_process():
         return 0
     if args.json is not None:
         write_json(args.json, found.to_json())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,9 +75,10 @@ def print_settings(config: Config, quiet: bool = False) -> None:
 
 def print_summary(run: Run, seconds: float, device: str | None) -> None:
     """What was trained; only rank 0 of several processes prints."""
-    if os.environ.get("RANK", "0") != "0":
+    from idode.runs.distributed import best_device, first_process
+
+    if not first_process():
         return
-    from idode.runs.distributed import best_device
     from idode.training.metrics import read_metrics
 
     lines = read_metrics(run.metrics)

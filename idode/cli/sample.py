@@ -114,8 +114,9 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         _print(args, figures)
     if not drawn.complete:
-        left = f"{len(drawn.x)} of {args.count} samples are in {args.out}; --force goes on"
-        print(f"idode sample: interrupted, {left}", file=sys.stderr)
+        left = f"{len(drawn.x)} of {args.count} samples are in {args.out}"
+        again = "re-run with --force to continue"
+        print(f"idode sample: interrupted, {left}; {again}", file=sys.stderr)
     return 0 if drawn.complete else INTERRUPTED
 
 

@@ -234,8 +234,8 @@ def allocate(
         error: Standard error of its mean.
         cost_coarse: Evaluations of a coarse solve.
         cost_fine: Of a fine one.
-        coarse_done: Images that are solved already, and cost nothing more.
-        fine_done: The same on the fine grid.
+        coarse_done: Coarse solves already made, which cost nothing.
+        fine_done: Fine solves already made.
     """
 
     def numbers(coarse: int, fine: int, coarse_too: bool = True) -> Allocation:
@@ -255,6 +255,9 @@ def allocate(
     n2 = max(LEAST_FINE, math.ceil(s2 / math.sqrt(cost_fine) * share / target))
     spare = target - s2**2 / n2
     n1 = math.ceil(s1**2 / spare) if spare > 0 else population
-    n1 = min(population, max(n1, n2))
+    n1 = min(population, max(n1, n2, coarse_done))
+    spare = target - s1**2 / n1  # more coarse solves than planned leave more to the fine ones
+    if spare > 0:
+        n2 = min(n2, max(LEAST_FINE, math.ceil(s2**2 / spare)))
     both = numbers(n1, min(n1, n2))
     return both if both.cost < single.cost else single

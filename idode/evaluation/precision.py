@@ -120,7 +120,7 @@ def _coarse_level(
             if again.cost < plan.cost:
                 best, plan = other, again
                 chosen.extend(other, FIRST)
-    if plan.coarse == plan.fine:
+    if plan.cost > 0 and plan.coarse == plan.fine:
         chosen.extend(fine, FIRST)
         best = fine
     return best, levels

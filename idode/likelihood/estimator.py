@@ -31,7 +31,7 @@ from idode.ode.solvers import Solver
 
 __all__ = ["BatchDraws", "LikelihoodSettings", "LogWeightEstimator", "image_named"]
 
-MOST_DRAWS = 10**6  # K, and repeats: more are a slip of the keyboard
+MOST_DRAWS = 10**6  # K, and repeats: larger numbers are taken for typing errors
 MUCH_ROUGHER = 1.5  # corrector gap over the pilot's largest at which an image is solved again
 
 

@@ -34,8 +34,8 @@ MARGIN = 1.05  # more steps than the errors of two grids predict, since these ar
 SAVING = 0.9  # share of the steps below which a grid is worth another solve
 ENOUGH = 0.7  # share of the steps of a solve up to which it tells the error of another
 LEAN = 0.5  # logarithm of the factor by which steps of a leaning grid grow from first to last
-LEANER = 0.78  # share of the steps that a leaning grid is tried with first
-BLUR = 0.02  # of the way: details of a density below that are those of the pilot's few images
+LEANER = 0.78  # share of the predicted steps that the leaning grid gets
+BLUR = 0.02  # share of the way below which details of a density are noise of the few images
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ PATIENCE = datetime.timedelta(days=30)
 
 _ALONE: ContextVar[bool] = ContextVar("alone", default=False)
 
-__all__ = ["World", "alone", "available_devices", "best_device", "joined"]
+__all__ = ["World", "alone", "available_devices", "best_device", "first_process", "joined"]
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,14 @@ def available_devices() -> list[str]:
     return [*(kind for kind, there in found.items() if there), "cpu"]
 
 
+def first_process() -> bool:
+    """Whether this is the process that prints, of those that ``torchrun`` started."""
+    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def alone() -> Iterator[None]:
-    """Inside of it nothing is shared between processes: each of them does something else."""
+    """Within this context :func:`joined` gives a world of one, also under ``torchrun``."""
     before = _ALONE.set(True)
     try:
         yield

@@ -78,7 +78,7 @@ def save(
         kept = "there is no earlier one" if last is None else f"that of step {last} is intact"
         raise InputError(
             f"cannot write the checkpoint of step {step} to {folder} ({error}); {kept}: make "
-            "room, then resume"
+            "room, then continue with --resume"
         ) from None
     return final
 

@@ -107,7 +107,8 @@ class MetricsLog:
             self._file.flush()
         except OSError as error:
             raise InputError(
-                f"cannot write {self._file.name} ({error.strerror}): make room and resume"
+                f"cannot write {self._file.name} ({error.strerror}): make room, then continue "
+                "with --resume"
             ) from None
         if self._board is not None:
             for name, value in line.items():

@@ -27,7 +27,7 @@ class Diverged(InputError):
         return cls(
             f"the loss is not finite in step {step} (gradient norm {norm:g}; training samples "
             f"{named}{more}); the state before it is saved in {folder}: look at these samples, or "
-            "resume with a smaller train.lr or with train.clip"
+            "continue with --resume and a smaller train.lr, or with train.clip"
         )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -17,7 +17,13 @@ from idode.runs.distributed import World, alone, joined
 from idode.runs.systems import COMPARED, distinct
 from idode.storage import locked_folder, write_atomically
 from idode.studies.comparison.experiment import Experiment
-from idode.studies.comparison.folder import JSON, check_folder, clear_folder, write_plan
+from idode.studies.comparison.folder import (
+    JSON,
+    check_folder,
+    clear_folder,
+    stored_plan,
+    write_plan,
+)
 from idode.studies.comparison.page import write_comparison
 from idode.studies.comparison.plan import Plan
 from idode.studies.comparison.results import measured_with
@@ -48,7 +54,8 @@ def compare(
     """Train and evaluate several systems with the same network, data, steps and seeds.
 
     Under ``torchrun`` the processes share the runs: each trains and measures some of them alone,
-    so that figures do not depend on the number of processes. All have to see the folder.
+    so that figures do not depend on the number of processes, up to rounding. All processes must
+    see the folder.
 
     Every part is stored when it is done: after an interruption the same call resumes. A later
     call may add systems and seeds, and measure the runs again with other settings.
@@ -87,26 +94,43 @@ def compare(
         measurement=MeasurementSettings(limit=limit, tolerance=tolerance, samples=samples),
     )
     given = plan.spec if data is None else data
-    with joined(device) as world, alone():
-        experiment = Experiment(folder, plan, given, as_dataset(given), world.device, progress)
-        with locked_folder(folder) if world.writes else nullcontext():
-            if world.writes:
-                _prepare(experiment, force)
-            world.barrier()
+    with joined(device) as world, alone(), ExitStack() as stack:
+        experiment = Experiment(
+            folder, plan, given, as_dataset(given), world.device, progress and world.size == 1
+        )
+        refused = ""
+        if world.writes:
             try:
-                _carry_out(experiment, world)
-                world.barrier()
-                found = summarise(experiment)
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt(
-                    f"interrupted: {folder} keeps what is done; re-run the command to resume"
-                ) from None
-            if world.writes:
-                _write(found)
+                stack.enter_context(locked_folder(folder))
+                _prepare(experiment, force, progress)
+            except InputError as error:
+                refused = str(error)
+        refused = world.agree(refused) or _not_shared(folder, plan)
+        if refused:
+            raise InputError(refused)
+        try:
+            _carry_out(experiment, world, progress)
+            world.barrier()
+            found = summarise(experiment)
+        except KeyboardInterrupt:
+            if not world.writes:
+                raise KeyboardInterrupt from None
+            raise KeyboardInterrupt(
+                f"interrupted: {folder} keeps what is done; re-run the command to resume"
+            ) from None
+        if world.writes:
+            _write(found)
     return found
 
 
-def _prepare(experiment: Experiment, force: bool) -> None:
+def _not_shared(folder: Path, plan: Plan) -> str:
+    """What is wrong if this process does not see the folder of the one that prepared it."""
+    if stored_plan(folder) == json.loads(json.dumps(plan.shared())):
+        return ""
+    return f"{folder} is not the same folder for all processes: give one that all of them share"
+
+
+def _prepare(experiment: Experiment, force: bool, progress: bool) -> None:
     """Refuse what cannot be done before any work, then take over the folder."""
     plan, identity, out = experiment.plan, experiment.data.identity, experiment.out
     for entry in plan.entries():
@@ -117,7 +141,7 @@ def _prepare(experiment: Experiment, force: bool) -> None:
     for entry in plan.entries():
         experiment.result(entry)
     write_plan(out, plan)
-    if experiment.progress:
+    if progress:
         _print_changes(experiment)
 
 
@@ -140,20 +164,21 @@ def _print_changes(experiment: Experiment) -> None:
     )
 
 
-def _carry_out(experiment: Experiment, world: World) -> None:
+def _carry_out(experiment: Experiment, world: World, progress: bool) -> None:
     """This process's runs; with progress, a line for each part and for each run.
 
-    A second stage belongs to the process of its first.
+    A second stage belongs to the process of its first; those with most stages are dealt first.
     """
     entries = experiment.plan.entries()
     firsts = [entry for entry in entries if not entry.stage]
+    firsts.sort(key=lambda first: -sum(entry.first == first for entry in entries))
     for number, entry in enumerate(entries, 1):
         if firsts.index(entry.first) % world.size != world.rank:
             continue
         place = f"[{number}/{len(entries)}] {entry.name} seed {entry.seed}"
 
         def show(text: str, place: str = place) -> None:
-            if experiment.progress:
+            if progress:
                 print(f"{place}: {text}", file=sys.stderr)
 
         result = experiment.carry_out(entry, show)
