@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import multiprocessing
 import os
 import signal
 import struct
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 import zlib
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -625,3 +627,23 @@ def test_killed_processes_leave_whole_files_or_none(tmp_path, digits):
     for i in range(10):
         killed_after(1.0 + 0.5 * i, ["decompress", str(out), "--out", str(back.parent), "-f"])
         assert not back.exists() or back.read_bytes() == before
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """A job of so many seconds."""
+
+    seconds: float
+
+    def run(self, progress) -> float:
+        time.sleep(self.seconds)
+        return self.seconds
+
+
+def test_work_that_is_given_up_ends_with_its_processes() -> None:
+    results = run_jobs([Sleep(0), Sleep(600), Sleep(600)], 2, lambda n: None)
+    assert next(results) == 0
+    before = time.monotonic()
+    results.close()
+    assert multiprocessing.active_children() == []
+    assert time.monotonic() - before < 60  # the jobs would take ten minutes

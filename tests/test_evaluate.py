@@ -80,7 +80,7 @@ def test_the_table_of_bounds_has_nine_cells(run: Path, tmp_path: Path) -> None:
         (["nowhere"], "there is no run folder nowhere"),
         (["RUN", "--limit", "0"], "--limit: must be at least 1, got 0"),
         (["RUN", "--importance", "0"], "--importance: must be at least 1, got 0"),
-        (["RUN", "--data", "digits"], "the model is for data of shape (1, 4, 4) with 4 levels"),
+        (["RUN", "--data", "digits"], " is for data of shape (1, 4, 4) with 4 levels"),
         (["RUN", "--json", "no/such/folder/r.json"], "make it first"),
         (["RUN", "--json", ".", "--force"], "is a folder"),
         (["RUN", "--json", "r.json", "--journal", "r.json"], "are the same file r.json"),

@@ -413,7 +413,7 @@ class TestCommand:
             (["nowhere"], "there is no run folder nowhere"),
             (["pretrained:digits"], "give a folder for a copy of it as out"),
             (["RUN", "--steps", "0"], "--steps: must be at least 1, got 0"),
-            (["RUN", "--data", "digits"], "the model is for data of shape (1, 4, 4)"),
+            (["RUN", "--data", "digits"], " is for data of shape (1, 4, 4)"),
         ],
     )
     def test_bad_input_is_one_sentence_and_exit_code_2(

@@ -186,6 +186,13 @@ class TestPairs:
         with pytest.raises(InputError, match="leave out the table"):
             paired_difference(first, table)
 
+    def test_models_of_other_data_are_refused_before_any_work(
+        self, run: Path, monkeypatch
+    ) -> None:
+        monkeypatch.setattr("idode.evaluation.paired.evaluate", None)
+        with pytest.raises(InputError, match="digits is for data of shape"):
+            compare_models(run, "pretrained:digits")
+
     def test_other_noise_is_said(self, run: Path) -> None:
         a = evaluate(run, limit=2, settings=ROUGH, progress=False)
         noise = LikelihoodSettings(solver=Adams(steps=8), seed=1)

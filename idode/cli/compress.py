@@ -12,6 +12,9 @@ from idode.errors import InputError
 __all__ = ["add_arguments", "run"]
 
 
+OTHER_KIND = "no image has the size, channels and levels of the model: by ordinary coders"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``idode compress``."""
     parser.add_argument(
@@ -102,12 +105,20 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         share = done.bytes_after / max(done.bytes_before, 1)
         print(
-            f"{args.out}: {done.files} files, {done.images} images ({done.modelled} by the "
-            f"model), {done.bytes_before} bytes to {done.bytes_after} ({share:.1%}, "
+            f"{args.out}: {_count(done.files, 'file')}, {_count(done.images, 'image')} "
+            f"({done.modelled} by the model), {done.bytes_before} bytes to {done.bytes_after} ({share:.1%}, "
             f"{done.bits_per_dim:.3f} bits/dim), {done.images / seconds:.1f} images/s"
         )
+        if done.images and not done.modelled:
+            print(OTHER_KIND)
+        elif share > 1:
+            print("larger than before: a few images do not pay for the beginning of a block")
         print("not verified: --no-verify" if args.no_verify else "verified by decoding")
     return 0
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _estimate(args: argparse.Namespace, given: dict[str, object]) -> int:
@@ -119,6 +130,9 @@ def _estimate(args: argparse.Namespace, given: dict[str, object]) -> int:
         from idode.cli.tables import write_json
 
         write_json(args.json, dataclasses.asdict(found))
+    if not found.images:
+        print(f"about {found.bytes:.0f} bytes; {OTHER_KIND}")
+        return 0
     print(
         f"about {found.bytes:.0f} bytes ± {found.error:.0f} (standard error): {found.images} "
         f"images by the model at {found.bits_per_dim:.3f} bits/dim, {found.other} bytes for "

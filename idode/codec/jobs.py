@@ -90,7 +90,8 @@ def run_jobs(
     try:
         waiting: list[Future[Any]] = []
         for job in jobs:
-            waiting.append(pool.submit(_run, job))
+            with _without_ctrl_c():
+                waiting.append(pool.submit(_run, job))
             while len(waiting) > processes:  # one more than run at a time
                 yield _result(waiting.pop(0), queue, progress)
         while waiting:
@@ -101,9 +102,11 @@ def run_jobs(
             "a process ended by itself, perhaps for lack of memory: use fewer jobs"
         ) from None
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        # One may be in the middle of a block, another still be importing what it needs: none is
+        # of use any more. The pool forgets them when it shuts down.
         for process in list((pool._processes or {}).values()):
             process.terminate()
+        pool.shutdown(cancel_futures=True)
 
 
 def _result(future: Future[Any], queue: Any, progress: Progress) -> Any:  # noqa: ANN401
@@ -116,6 +119,19 @@ def _result(future: Future[Any], queue: Any, progress: Progress) -> Any:  # noqa
 def _drain(queue: Any, progress: Progress) -> None:  # noqa: ANN401
     while not queue.empty():
         progress(queue.get())
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Processes that are started inside never see Ctrl-C, not even while they import."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin(queue: Any, parent: int) -> None:  # noqa: ANN401

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -68,7 +69,11 @@ def calibrate(
         "split": split,
     }
     found = fit_detector(model, images, seed=seed, about=about, progress=progress)
-    found.save(out or _own_file(opened, model))
+    file = out or _own_file(opened, model)
+    found.save(file)
+    if progress:
+        replaced = ", and used in place of the shipped one" if not _writable(opened) else ""
+        print(f"kept in {file}{replaced if out is None else ''}", file=sys.stderr)
     return found
 
 

@@ -119,6 +119,7 @@ def _fitting(found: NamedImages, model: DiffusionODE, what: str) -> NDArray[np.u
         raise InputError(
             f"{what} hold values from {array.min()} to {array.max()}, and the model is for "
             f"0..{model.levels - 1}: give images of its kind"
+            + ("" if model.levels > 255 else ", in an array (.npz), since image files hold 0..255")
         )
     return np.ascontiguousarray(array).astype(np.uint8)
 

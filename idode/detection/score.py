@@ -53,6 +53,7 @@ class Scores:
     rate: float
     nfe: int  # evaluations of the network for an image
     seconds: float
+    least_p_value: float = 0.0  # that so many known images allow
 
     def __str__(self) -> str:
         n, flagged, found = len(self.names), int(self.flagged.sum()), int(self.discovered.sum())
@@ -61,7 +62,16 @@ class Scores:
             f"(about {self.level * n:.0f} expected of known images), {found} at a "
             f"false discovery rate of {self.rate:g}; "
             f"median {np.median(self.bits_per_dim):.3f} ± {self.bits_error:.3f} bits/dim; "
-            f"{self.nfe} evaluations an image, {self.seconds:.1f} s"
+            f"{self.nfe} evaluations an image, {self.seconds:.1f} s{self._unreachable}"
+        )
+
+    @property
+    def _unreachable(self) -> str:
+        if self.level >= self.least_p_value:
+            return ""
+        return (
+            f"; no p-value can be below {self.least_p_value:.2g}, for lack of known images: "
+            "calibrate with more of them"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -156,6 +166,7 @@ def score_images(
         rate=rate,
         nfe=detector.levels.nfe,
         seconds=time.perf_counter() - began,
+        least_p_value=1 / (1 + len(detector.known)),
     )
 
 

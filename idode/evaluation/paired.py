@@ -140,6 +140,8 @@ def compare_models(
         progress: Whether to show progress bars.
     """
     same = open_run(first).load_data(data)
+    for run in map(open_run, (first, second)):  # before the first of them takes its time
+        run.load_data(same)
     a, b = (
         evaluate(
             run,

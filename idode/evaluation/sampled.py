@@ -36,6 +36,11 @@ class Sampling:
     def lines(self) -> list[str]:
         """What was done, for people."""
         s = self.spread
+        if self.fine >= self.images:
+            return [
+                f"images: all {self.images} on {self.nfe_fine:.0f} evaluations; nothing was saved",
+                f"evaluations of the network: {self.evaluations:,.0f}, calibration included",
+            ]
         coarse = f"{self.coarse} on {self.nfe_coarse:.0f} evaluations, " if self.coarse else ""
         apart = f", grids differ by {s.corrections:.4f}" if self.coarse else ""
         return [
@@ -44,7 +49,7 @@ class Sampling:
             f"standard deviation over images {s.values:.4f}, {s.residuals:.4f} after the proxies"
             f"{apart}",
             f"evaluations of the network: {self.evaluations:,.0f}, calibration included; all "
-            f"images would take {self.evaluations_of_all:,.0f} ({self.saving:.0f} times as many)",
+            f"images would take {self.evaluations_of_all:,.0f} ({self.saving:.3g} times as many)",
         ]
 
 

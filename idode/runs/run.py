@@ -224,7 +224,7 @@ class Run:
                 f"{self.path} was trained on arrays in memory, which are not stored: give the data"
             )
         found = as_dataset(chosen)
-        found.expect(self.config.model.shape, self.config.model.levels, "the model")
+        found.expect(self.config.model.shape, self.config.model.levels, self.spec)
         return found
 
     def model(

@@ -80,8 +80,8 @@ def _bounds(
     kept = run.config.train.hold_out
     if not kept:
         raise InputError(
-            f"{run.path} was trained on all training images, so that none is left to choose a "
-            "width by: give the width, or train with --set train.hold_out=N"
+            f"{run.spec} was trained on all training images, so that none is left to choose a "
+            "width by: give a --width such as 0.1, or train with --set train.hold_out=N"
         )
     images = run.load_data(data).train[-kept:]
     built = build_net(run.config, net=net).to(device).eval().requires_grad_(False)
