@@ -11,7 +11,6 @@ from idode.errors import InputError
 
 __all__ = ["add_arguments", "run"]
 
-
 OTHER_KIND = "no image has the size, channels and levels of the model: by ordinary coders"
 
 
@@ -106,8 +105,8 @@ def run(args: argparse.Namespace) -> int:
         share = done.bytes_after / max(done.bytes_before, 1)
         print(
             f"{args.out}: {_count(done.files, 'file')}, {_count(done.images, 'image')} "
-            f"({done.modelled} by the model), {done.bytes_before} bytes to {done.bytes_after} ({share:.1%}, "
-            f"{done.bits_per_dim:.3f} bits/dim), {done.images / seconds:.1f} images/s"
+            f"({done.modelled} by the model), {done.bytes_before} bytes to {done.bytes_after} "
+            f"({share:.1%}, {done.bits_per_dim:.3f} bits/dim), {done.images / seconds:.1f} images/s"
         )
         if done.images and not done.modelled:
             print(OTHER_KIND)
