@@ -202,7 +202,7 @@ class Replay:
             return sampled_bits_per_dim(self.model, self.data, precision, settings)
 
 
-def stopping(repeats: int = 200) -> list[dict[str, object]]:
+def stopping(repeats: int = 1000) -> list[dict[str, object]]:
     """How often intervals cover where the error bar itself decides when to stop."""
     replay, rows = Replay(), []
     truth = replay.fine.mean()

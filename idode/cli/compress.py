@@ -102,11 +102,11 @@ def run(args: argparse.Namespace) -> int:
         figures = dataclasses.asdict(done) | {"bits_per_dim": done.bits_per_dim}
         write_json(args.json, figures | {"seconds": seconds, "verified": not args.no_verify})
     if not args.quiet:
-        share = done.bytes_after / max(done.bytes_before, 1)
+        share, rate = done.bytes_after / max(done.bytes_before, 1), done.images / seconds
         print(
             f"{args.out}: {_count(done.files, 'file')}, {_count(done.images, 'image')} "
             f"({done.modelled} by the model), {done.bytes_before} bytes to {done.bytes_after} "
-            f"({share:.1%}, {done.bits_per_dim:.3f} bits/dim), {done.images / seconds:.1f} images/s"
+            f"({share:.1%}, {done.bits_per_dim:.3f} bits/dim), {rate:.1f} images/s"
         )
         if done.images and not done.modelled:
             print(OTHER_KIND)
