@@ -227,6 +227,19 @@ def test_a_calibration_of_other_values_is_found_anew(
     assert kept.find(estimator(), 8) is None
 
 
+def test_a_picture_whose_copy_cannot_be_read_is_kept_as_bytes(monkeypatch) -> None:
+    """As happened to three of 29,000 damaged pictures, which Pillow reads once and not again."""
+    file = io.BytesIO()
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(file, "PNG")
+    assert take_apart("a.png", file.getvalue()) is not None
+
+    def unreadable(*_: object) -> bytes:
+        raise OSError("Truncated File Read")
+
+    monkeypatch.setattr("idode.codec.recipes.restore", unreadable)
+    assert take_apart("a.png", file.getvalue()) is None
+
+
 def test_pictures_to_compress_run_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
     page = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
     called: list[object] = []

@@ -59,12 +59,12 @@ def take_apart(name: str, data: bytes) -> Taken | None:
     try:
         packed = take_packed(name, data)
         taken = _image(data) if packed is None else Taken(*packed, exact=True)
+        if taken is None:
+            return None
+        made = restore(taken.recipe, taken.images)
+        same = made == data if taken.exact else _same_picture(made, data)
     except Exception:  # whatever a broken file leads a reader to: it is kept as bytes
         return None
-    if taken is None:
-        return None
-    made = restore(taken.recipe, taken.images)
-    same = made == data if taken.exact else _same_picture(made, data)
     return taken if same else None
 
 
