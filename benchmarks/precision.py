@@ -48,15 +48,15 @@ RK45_IMAGES = 4
 ROOT = Path(__file__).parent.parent
 
 
-def rk45(run: str, data: str) -> tuple[float, float]:
+def rk45(run: str, data: str | None, count: int = RK45_IMAGES) -> tuple[float, float]:
     """Evaluations and seconds for an image by scipy's RK45 on state and log-density together."""
     from scipy.integrate import solve_ivp
 
     opened = open_run(run)
-    model, images = opened.model(), opened.load_data(data).test[:RK45_IMAGES]
+    model, images = opened.model(), opened.load_data(data).test[:count]
     estimator = LogWeightEstimator(model, LikelihoodSettings().for_model(model))
-    x, _ = estimator.states(to_tensor(images), range(RK45_IMAGES), 0)
-    field = DensityField(model, estimator.probes(x, range(RK45_IMAGES), 0, 1))
+    x, _ = estimator.states(to_tensor(images), range(count), 0)
+    field = DensityField(model, estimator.probes(x, range(count), 0, 1))
 
     def slope(gamma: float, state: np.ndarray) -> np.ndarray:
         here = torch.from_numpy(state[: x.numel()]).float().reshape(x.shape)
@@ -64,11 +64,11 @@ def rk45(run: str, data: str) -> tuple[float, float]:
         return np.concatenate([v.numpy().ravel(), rates[0].numpy()]).astype(np.float64)
 
     begin = estimator.dequantization.gamma(model)
-    state = np.concatenate([x.numpy().ravel(), np.zeros(RK45_IMAGES)]).astype(np.float64)
+    state = np.concatenate([x.numpy().ravel(), np.zeros(count)]).astype(np.float64)
     began = time.process_time()
     with torch.no_grad():
         found = solve_ivp(slope, (begin, model.gamma_max), state, rtol=1e-5, atol=1e-5)
-    return found.nfev, (time.process_time() - began) / RK45_IMAGES
+    return found.nfev, (time.process_time() - began) / count
 
 
 def table(run: str, data: str, precision: float) -> list[dict[str, object]]:
@@ -229,15 +229,22 @@ def stopping(repeats: int = 1000) -> list[dict[str, object]]:
 def main() -> None:
     """Measure, print, and append to a JSON file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("table", "coverage", "stopping"))
+    parser.add_argument("what", choices=("table", "rk45", "coverage", "stopping"))
     parser.add_argument("run", nargs="?", default="pretrained:cifar10-small")
     parser.add_argument("precision", nargs="?", type=float, default=0.02)
     parser.add_argument("--data")
+    parser.add_argument("--images", type=int, default=RK45_IMAGES, help="of rk45")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     chosen = args.run, args.data, args.precision
-    ways = {"table": lambda: table(*chosen), "coverage": coverage, "stopping": stopping}
+
+    def alone() -> list[dict[str, object]]:
+        nfe, each = rk45(args.run, args.data, args.images)
+        return [{"way": "RK45 1e-5", "evaluations": nfe, "seconds": args.images * each}]
+
+    ways = {"table": lambda: table(*chosen), "rk45": alone}
+    ways |= {"coverage": coverage, "stopping": stopping}
     rows = ways[args.what]()
     for row in rows:
         print("  ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))

@@ -162,9 +162,9 @@ def test_calibration_meets_its_tolerance_and_puts_steps_where_it_is_rough() -> N
 
 
 def steps_found(monkeypatch, field: Field, tolerance: float, *, leaning: bool) -> int:
-    """Of the grid that calibration finds; without leaning, no such grid is ever good enough."""
+    """Of the grid that calibration finds."""
     x = torch.linspace(0.5, 1, 8, dtype=torch.float64)[:, None]
-    if not leaning:  # steps of one length, at most: nothing that the search would take
+    if not leaning:  # a grid that leans so far is never good enough, so the search takes others
         monkeypatch.setattr("idode.ode.calibration.LEAN", 30.0)
     tuned = calibrate(field, x, 0.0, 1.0, lambda z, i: z[None, :, 0], tolerance)
     assert tuned.rms_error < tolerance

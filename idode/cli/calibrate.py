@@ -57,6 +57,6 @@ def run(args: argparse.Namespace) -> int:
         print(
             f"{args.run}: calibrated on {about['fitted'] + about['counted']} images of "
             f"{about['data']}, {about['counted']} of them for p-values (the least is "
-            f"{1 / (about['counted'] + 1):.2g}); bits/dim to {found.bits_error:.3f}"
+            f"{found.least_p_value:.2g}); bits/dim to {found.bits_error:.3f}"
         )
     return 0

@@ -11,7 +11,7 @@ from idode.errors import InputError
 
 __all__ = ["add_arguments", "run"]
 
-OTHER_KIND = "no image has the size, channels and levels of the model: by ordinary coders"
+OTHER_KIND = "no image has the size, channels and levels of the model: ordinary coders are used"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

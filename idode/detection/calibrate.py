@@ -72,8 +72,9 @@ def calibrate(
     file = out or _own_file(opened, model)
     found.save(file)
     if progress:
-        replaced = ", and used in place of the shipped one" if not _writable(opened) else ""
-        print(f"kept in {file}{replaced if out is None else ''}", file=sys.stderr)
+        own = opened.path / FILE
+        hides = f", and used instead of {own}" if out is None and file != own else ""
+        print(f"kept in {file}{hides if own.is_file() else ''}", file=sys.stderr)
     return found
 
 

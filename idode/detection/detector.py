@@ -78,6 +78,11 @@ class Detector:
     bits_error: float
     about: dict[str, Any]
 
+    @property
+    def least_p_value(self) -> float:
+        """That of an image which is more unusual than all known ones."""
+        return 1 / (1 + len(self.known))
+
     def bits(self, values: Vector) -> Vector:
         """Bits/dim of images with these statistics, ``(N,)``."""
         return np.asarray(error_terms(self.levels, values) @ self.weights)

@@ -53,7 +53,7 @@ class Scores:
     rate: float
     nfe: int  # evaluations of the network for an image
     seconds: float
-    least_p_value: float = 0.0  # that so many known images allow
+    least_p_value: float = 0.0  # possible with the known images there were
 
     def __str__(self) -> str:
         n, flagged, found = len(self.names), int(self.flagged.sum()), int(self.discovered.sum())
@@ -166,7 +166,7 @@ def score_images(
         rate=rate,
         nfe=detector.levels.nfe,
         seconds=time.perf_counter() - began,
-        least_p_value=1 / (1 + len(detector.known)),
+        least_p_value=detector.least_p_value,
     )
 
 

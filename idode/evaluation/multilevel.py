@@ -238,17 +238,14 @@ def allocate(
         fine_done: Fine solves already made.
     """
 
-    def numbers(coarse: int, fine: int, coarse_too: bool = True) -> Allocation:
-        cost = max(0, fine - fine_done) * cost_fine
-        cost += max(0, coarse - coarse_done) * cost_coarse if coarse_too else 0
-        return Allocation(coarse, fine, cost)
+    def only_fine(count: int) -> Allocation:
+        return Allocation(count, count, max(0, count - fine_done) * cost_fine)
 
     s1, s2 = max(spread.residuals, 1e-12), spread.corrections
     target = error**2 + (s1**2 - spread.noise**2) / population
     if target <= 0:
-        return numbers(population, population, coarse_too=False)
-    alone = min(population, math.ceil(s1**2 / target))
-    single = numbers(alone, alone, coarse_too=False)
+        return only_fine(population)
+    single = only_fine(min(population, math.ceil(s1**2 / target)))
     if cost_coarse >= cost_fine:
         return single
     share = s1 * math.sqrt(cost_coarse) + s2 * math.sqrt(cost_fine)
@@ -259,5 +256,6 @@ def allocate(
     spare = target - s1**2 / n1  # more coarse solves than planned leave more to the fine ones
     if spare > 0:
         n2 = min(n2, max(LEAST_FINE, math.ceil(s2**2 / spare)))
-    both = numbers(n1, min(n1, n2))
-    return both if both.cost < single.cost else single
+    n2 = min(n1, n2)
+    cost = max(0, n1 - coarse_done) * cost_coarse + max(0, n2 - fine_done) * cost_fine
+    return Allocation(n1, n2, cost) if cost < single.cost else single

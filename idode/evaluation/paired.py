@@ -140,8 +140,7 @@ def compare_models(
         progress: Whether to show progress bars.
     """
     same = open_run(first).load_data(data)
-    for run in map(open_run, (first, second)):  # before the first of them takes its time
-        run.load_data(same)
+    open_run(second).load_data(same)  # refuses other data before the first takes its time
     a, b = (
         evaluate(
             run,

@@ -113,9 +113,10 @@ def calibrate(
         steps, good = _wanted(tried, tolerance), tried[-1].rms_error <= tolerance
         if steps <= ENOUGH * finer.steps:
             smooth = tried[0].rms_error <= tolerance
-            tries = _tries(pilot, finer, steps, solve.steps if good else 0, tolerance, smooth)
+            tries, errors = _tries(
+                pilot, finer, steps, solve.steps if good else 0, tolerance, smooth
+            )
             made += tries
-            errors = [one.against(finer) for one in tries]
             if good or errors[-1].rms_error <= tolerance:
                 tried += errors
                 break
@@ -133,8 +134,8 @@ def calibrate(
 
 def _tries(
     pilot: _Pilot, finer: _Solve, steps: int, enough: int, tolerance: float, smooth: bool
-) -> list[_Solve]:
-    """Grids until one meets the tolerance: one with so many steps, one between it and ``enough``.
+) -> tuple[list[_Solve], list[Calibration]]:
+    """Solves until one meets the tolerance: with so many steps, and between them and ``enough``.
 
     The finest solve knows best where steps are wanted, so they are made of its density. Of a
     smooth field, much of the error is often that of the path, and a deviation at the start is
@@ -149,11 +150,13 @@ def _tries(
     if steps < between < SAVING * enough:
         grids.append(_grid(density, between))
     made: list[_Solve] = []
+    errors: list[Calibration] = []
     for grid in grids:
         made.append(pilot.solve(grid))
-        if made[-1].against(finer).rms_error <= tolerance:
+        errors.append(made[-1].against(finer))
+        if errors[-1].rms_error <= tolerance:
             break
-    return made
+    return made, errors
 
 
 def _wanted(tried: list[Calibration], tolerance: float) -> int:

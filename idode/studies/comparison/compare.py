@@ -125,7 +125,7 @@ def compare(
 
 def _not_shared(folder: Path, plan: Plan) -> str:
     """What is wrong if this process does not see the folder of the one that prepared it."""
-    if stored_plan(folder) == json.loads(json.dumps(plan.shared())):
+    if stored_plan(folder) == plan.shared():
         return ""
     return f"{folder} is not the same folder for all processes: give one that all of them share"
 
