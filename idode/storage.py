@@ -146,22 +146,41 @@ def _create(folder: Path) -> tuple[Path, IO[bytes]]:
         path = _unused(folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_FOLLOW
         file = os.fdopen(os.open(path, flags, 0o666), "w+b")
-        try_lock(file.fileno())
-        with contextlib.suppress(OSError):
-            if os.stat(path).st_ino == os.fstat(file.fileno()).st_ino:
-                return path, file
-        file.close()  # swept between its creation and its lock
+        if _claim(path, file.fileno()):
+            return path, file
+        file.close()
+
+
+def _create_folder(parent: Path) -> tuple[Path, int]:
+    """A new locked folder with a random name, and its descriptor."""
+    while True:
+        path = _unused(parent)
+        path.mkdir()
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # swept at once
+        if _claim(path, descriptor):
+            return path, descriptor
+        os.close(descriptor)
+
+
+def _claim(path: Path, descriptor: int) -> bool:
+    """Lock what was just created; false where a sweep of another process was faster."""
+    if try_lock(descriptor) is False:
+        return False  # the sweep is about to remove it
+    try:
+        return os.stat(path).st_ino == os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
     """A new hidden folder, removed in the end unless it was renamed; swept after a kill."""
     sweep(parent)
-    path = _unused(parent)
-    path.mkdir()
-    descriptor = os.open(path, os.O_RDONLY)
+    path, descriptor = _create_folder(parent)
     try:
-        try_lock(descriptor)
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)

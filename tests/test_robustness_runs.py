@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +20,21 @@ import torch
 from safetensors.torch import save
 
 import idode
+from idode import storage
 from idode.cli.main import main
 from idode.errors import DataWarning, InputError
 from idode.evaluation.store import JsonlStore
 from idode.runs.folder import claim, clear, writing_run
 from idode.runs.run import Run, open_run, save_model
 from idode.runs.tensor_file import DTYPES, save_tensors
-from idode.storage import locked_folder, replacing, sweep, write_atomically
+from idode.storage import (
+    locked_folder,
+    remove,
+    replacing,
+    scratch_folder,
+    sweep,
+    write_atomically,
+)
 from idode.studies.comparison.curves import learning_curve
 from idode.studies.comparison.folder import clear_folder
 from idode.studies.report.curves import training_curve
@@ -88,7 +97,7 @@ class TestForce:
         with pytest.raises(RuntimeError, match="sick"):
             idode.train(
                 "digits", out=run, data=DATA, force=True, net=Sick(), device="cpu", progress=False,
-                settings=["objective.augment=false"],
+                settings=["objective.augment=false", "train.optimizer=adamw"],
             )  # fmt: skip
         assert content(run) == before
 
@@ -239,6 +248,43 @@ class TestTemporaryFiles:
             assert own.exists()
             file.write(b"text")
         assert [p.name for p in tmp_path.iterdir()] == ["b"]
+
+    @pytest.mark.parametrize("when", ["created", "opened", "while it is locked"])
+    def test_what_another_process_sweeps_before_it_is_locked_is_created_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+    ) -> None:
+        swept: list[str] = []
+
+        def once(where: str) -> bool:
+            """Remove what is unfinished, as a sweep of another process at this point would."""
+            names = [p.name for p in tmp_path.iterdir() if p.name.startswith(".idode-")]
+            if where != when or swept or not names:
+                return False
+            swept.extend(names)
+            for name in names:
+                remove(tmp_path / name)
+            return True
+
+        def opening(*args: Any, **named: Any) -> int:
+            once("created")
+            return os_open(*args, **named)
+
+        def locking(descriptor: int) -> bool | None:
+            once("opened")
+            return False if once("while it is locked") else lock(descriptor)
+
+        os_open, lock = os.open, storage.try_lock
+        monkeypatch.setattr(os, "open", opening)
+        monkeypatch.setattr(storage, "try_lock", locking)
+        with scratch_folder(tmp_path) as scratch:
+            (scratch / "x").write_text("text")
+            scratch.rename(tmp_path / "folder")
+        assert swept
+        assert (tmp_path / "folder" / "x").read_text() == "text"
+        swept.clear()
+        write_atomically(tmp_path / "file", "text")
+        assert (tmp_path / "file").read_text() == "text"
+        assert {p.name for p in tmp_path.iterdir()} == {"folder", "file"}
 
     def test_a_file_of_the_users_with_a_similar_name_is_not_swept(self, tmp_path: Path) -> None:
         mine = tmp_path / ".idode-mine.tmp"
