@@ -25,6 +25,7 @@ __all__ = [
     "log_mean_exp",
     "nats_to_bits",
     "per_sample",
+    "weighted_sum",
 ]
 
 
@@ -69,6 +70,8 @@ def float32_products(*, tf32: bool = False) -> Iterator[None]:
 def like(coefficient: Tensor, x: Tensor) -> Tensor:
     """Reshape a coefficient ``(B,)`` or ``()`` so that it multiplies ``x`` of shape ``(B, *)``.
 
+    One for each dimension, ``(B, *)``, keeps its shape.
+
     It takes the dtype of ``x`` here and not earlier: coefficients span nine orders of magnitude,
     so they are computed in the precision of the clock.
     """
@@ -79,6 +82,18 @@ def like(coefficient: Tensor, x: Tensor) -> Tensor:
 def per_sample(x: Tensor) -> Tensor:
     """Sum of all but the first axis, ``(B, *)`` to ``(B,)``."""
     return x.flatten(1).sum(1)
+
+
+def weighted_sum(weight: Tensor, x: Tensor) -> Tensor:
+    """Sum of ``weight * x`` over all but the first axis, ``(B,)``.
+
+    Args:
+        weight: ``()`` or ``(B,)``, one for a whole sample; or ``(B, *)``.
+        x: ``(B, *)``.
+    """
+    if weight.ndim < 2:
+        return weight.to(x) * per_sample(x)
+    return per_sample(like(weight, x) * x)
 
 
 def log_mean_exp(log_w: Tensor) -> Tensor:

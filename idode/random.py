@@ -13,10 +13,19 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["DIFFUSION", "NOISE", "PROBE", "RECONSTRUCTION", "per_image", "uniform"]
+__all__ = [
+    "CODE",
+    "DIFFUSION",
+    "NOISE",
+    "PROBE",
+    "RECONSTRUCTION",
+    "per_image",
+    "uniform",
+    "uniforms",
+]
 
 # Purposes: two streams of one image must never share a seed.
-NOISE, PROBE, DIFFUSION, RECONSTRUCTION = range(4)
+NOISE, PROBE, DIFFUSION, RECONSTRUCTION, CODE = range(5)
 
 
 def per_image(
@@ -33,7 +42,7 @@ def per_image(
         draw: Makes the numbers for one image.
         indices: Places of the images in their data set.
         seed: Seed of the whole evaluation.
-        purpose: One of the four above.
+        purpose: One of the five above.
         repeat: Number of the draw, 0, 1, ... for one image.
     """
     drawn = []
@@ -48,3 +57,12 @@ def uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Float64 numbers strictly inside (0, 1), which quantile functions need."""
     u = torch.rand(tuple(shape), generator=generator, dtype=torch.float64)
     return u + 2.0**-54
+
+
+def uniforms(
+    indices: Sequence[int], *, seed: int, purpose: int, repeat: int
+) -> Callable[[int], Tensor]:
+    """A function that draws so many numbers of :func:`uniform` for each image, ``(B, count)``."""
+    return lambda count: per_image(
+        lambda g: uniform((count,), g), indices, seed=seed, purpose=purpose, repeat=repeat
+    )

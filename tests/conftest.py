@@ -38,6 +38,7 @@ NUMERICAL = {
     "test_convolution.py",
     "test_dequantization.py",
     "test_exact.py",
+    "test_learned_path.py",
     "test_likelihood.py",
     "test_nets.py",
     "test_normalisation.py",

@@ -198,7 +198,7 @@ class TestOwnNetwork:
     def test_it_trains_and_its_file_says_whose_it_is(self, tmp_path: Path) -> None:
         net = Network()
         before = {name: value.clone() for name, value in net.state_dict().items()}
-        run = digits(tmp_path / "run", net=net, settings=FEW[3:])
+        run = digits(tmp_path / "run", net=net, settings=FEW[4:])
         assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
         stored = json.loads((run.path / "config.json").read_text())["config"]["net"]
         assert stored == {"kind": "custom", "name": "Network"}
@@ -210,7 +210,7 @@ class TestOwnNetwork:
     def test_it_resumes_bit_for_bit_with_a_learned_distribution(
         self, tmp_path: Path, monkeypatch
     ) -> None:
-        settings = [*FEW[3:], "objective.density=adaptive"]
+        settings = [*FEW[4:], "objective.density=adaptive"]
         whole = digits(tmp_path / "whole", net=Network(), settings=settings)
         with monkeypatch.context() as patch:
             interrupt_at(1, patch)
@@ -227,7 +227,7 @@ class TestOwnNetwork:
         assert state(parts) == state(whole)
 
     def test_it_is_fine_tuned(self, tmp_path: Path) -> None:
-        run = digits(tmp_path / "run", net=Network(), settings=FEW[3:])
+        run = digits(tmp_path / "run", net=Network(), settings=FEW[4:])
         given = {"data": ARRAYS, "steps": 2, "progress": False, "device": "cpu"}
         tuned = finetune(run, out=tmp_path / "tuned", net=Network(), **given)
         assert tuned.config.net == CustomNetConfig("Network")
@@ -236,7 +236,7 @@ class TestOwnNetwork:
             finetune(run, out=tmp_path / "other", **given)
 
     def test_without_it_or_with_another_it_is_refused(self, tmp_path: Path) -> None:
-        digits(tmp_path / "run", net=Network(), settings=FEW[3:])
+        digits(tmp_path / "run", net=Network(), settings=FEW[4:])
         for net, message in ((None, "pass an instance"), (Flagged(), "and Flagged is given")):
             with pytest.raises(idode.InputError, match=message):
                 digits(tmp_path / "run", net=net, resume=True, settings=[], steps=6)
@@ -245,10 +245,10 @@ class TestOwnNetwork:
             digits(tmp_path / "plain", net=Network(), resume=True, settings=[], steps=6)
         frozen = Network().requires_grad_(False)
         with pytest.raises(idode.InputError, match="no parameter of Network requires a gradient"):
-            digits(tmp_path / "frozen", net=frozen, settings=FEW[3:])
+            digits(tmp_path / "frozen", net=frozen, settings=FEW[4:])
 
     def test_augmentation_needs_its_flag(self, tmp_path: Path) -> None:
-        settings = [*FEW[3:], "objective.augment=true"]
+        settings = [*FEW[4:], "objective.augment=true"]
         with pytest.raises(idode.InputError, match="and Network takes no flag"):
             digits(tmp_path / "run", net=Network(), settings=settings)
         assert digits(tmp_path / "run", net=Flagged(), settings=settings).config.objective.augment

@@ -129,10 +129,11 @@ class TestPlan:
         assert net.halvings == halvings
 
     def test_much_time_gives_larger_batches_and_few_images_dropout(self) -> None:
-        short = plan.suited(images(8), 5, tiny.CPU, steady(0.05))
+        short = plan.suited(images(8), 1, tiny.CPU, steady(0.05))
         long = plan.suited(images(8), 60, tiny.CPU, steady(0.05))
         assert short.train.batch_size == 16
-        assert long.train.batch_size == 128
+        longest = plan.suited(images(8), 240, tiny.CPU, steady(0.05))
+        assert (long.train.batch_size, longest.train.batch_size) == (64, 128)
         rates = [c.net.dropout for c in (short, long) if isinstance(c.net, UNetConfig)]
         assert rates == [0.0, 0.1]
 

@@ -24,12 +24,21 @@ from idode.errors import InputError
 from idode.runs.config import ObjectiveConfig, TrainConfig
 from idode.runs.run import Run, build_net, diffusion_ode, open_run
 from idode.training import checkpoint
+from idode.training import soap as soap_module
 from idode.training.finetuning import finetuned, starting_state
 from idode.training.held_out import held_out_bits
 from idode.training.metrics import IntervalSums, MetricsLog
 from idode.training.muon import Muon, orthogonalised
 from idode.training.objective import Objective, build_density
-from idode.training.optimisation import Average, adam, exponential_rate, learning_rate, muon
+from idode.training.optimisation import (
+    OPTIMIZERS,
+    Average,
+    adam,
+    exponential_rate,
+    learning_rate,
+    muon,
+)
+from idode.training.soap import Soap
 from idode.training.train import finetune
 from idode.training.trainer import Trainer
 from idode.training.watch import Diverged
@@ -137,6 +146,74 @@ class TestOptimisation:
         assert torch.equal(weight, torch.eye(3))
         assert torch.equal(optimizer.state[weight]["momentum"], torch.zeros(3, 3))
 
+    def test_soap_leaves_everything_alone_where_a_step_is_not_finite(self) -> None:
+        weight = torch.nn.Parameter(torch.eye(3))
+        optimizer = Soap([weight], 0.1, (0.9, 0.99), 1e-8, 0.1)
+        for seed in range(2):
+            weight.grad = torch.randn(3, 3, generator=torch.Generator().manual_seed(seed))
+            optimizer.step()
+        before = [weight.detach().clone(), *(x.clone() for x in optimizer.state[weight].values())]
+        weight.grad = torch.full((3, 3), torch.nan)
+        optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
+        optimizer.step()
+        after = [weight.detach(), *optimizer.state[weight].values()]
+        assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+
+    def test_the_bases_of_soap_stand_by_falling_size_and_its_steps_by_the_rate(self) -> None:
+        """A gradient of low rank at first, as that of a wide kernel is: no column wanders."""
+        sizes = torch.logspace(0, -3, 12)[:, None]
+        weight = torch.nn.Parameter(torch.zeros(4, 12))
+        optimizer = Soap([weight], 1.0, (0.9, 0.99), 1e-8, 0.0)
+        g = torch.Generator().manual_seed(0)
+        mixed = torch.linalg.qr(torch.randn(12, 12, generator=g)).Q
+        for _ in range(100):
+            weight.grad = (mixed @ (sizes * torch.randn(12, 4, generator=g))).mT.contiguous()
+            before = weight.detach().clone()
+            optimizer.step()
+        state = optimizer.state[weight]
+        basis = state["right_basis"]
+        found = (basis * (state["right"] @ basis)).sum(0)
+        assert (found.diff() <= 1e-3 * found[0]).all()
+        turned = state["left_basis"].mT @ (weight.detach() - before) @ basis
+        assert turned.abs().max() < 4  # rates: of Adam's ratio, which is of order one
+
+    def test_a_side_too_long_for_a_basis_keeps_its_entries(self, monkeypatch) -> None:
+        monkeypatch.setattr(soap_module, "LARGEST", 5)
+        weight = torch.nn.Parameter(torch.zeros(4, 12))
+        optimizer = Soap([weight], 0.1, (0.9, 0.99), 1e-8, 0.0)
+        assert optimizer.state[weight]["right_basis"].shape == (0, 0)
+        weight.grad = torch.randn(4, 12, generator=torch.Generator().manual_seed(0))
+        optimizer.step()
+        assert 0.05 < weight.abs().mean() < 0.2
+
+    def test_soap_does_not_see_a_rotation_where_adam_does(self) -> None:
+        """The loss |A W B - C|^2 with entries mixed: the same steps in any orthogonal basis."""
+
+        def end(make, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            g = torch.Generator().manual_seed(0)
+            a = torch.diag(torch.logspace(0, -2, 6, dtype=torch.float64))
+            target = torch.randn(6, 6, generator=g, dtype=torch.float64)
+            weight = torch.nn.Parameter(turn[0] @ torch.zeros_like(target) @ turn[1].mT)
+            optimizer = make([weight])
+            for _ in range(40):
+                optimizer.zero_grad()
+                (a @ (turn[0].mT @ weight @ turn[1]) - target).square().sum().backward()
+                optimizer.step()
+            return (turn[0].mT @ weight @ turn[1]).detach()
+
+        g = torch.Generator().manual_seed(1)
+        turns = [
+            torch.linalg.qr(torch.randn(n, n, generator=g, dtype=torch.float64)).Q for n in (6, 6)
+        ]
+        still = [torch.eye(n, dtype=torch.float64) for n in (6, 6)]
+        soap = lambda kernels: Soap(kernels, 0.1, (0.9, 0.99), 1e-8, 0.0)  # noqa: E731
+        adamw = lambda kernels: torch.optim.AdamW(kernels, 0.1, (0.9, 0.99))  # noqa: E731
+        moved, same = (
+            float((end(make, turns) - end(make, still)).abs().max()) for make in (adamw, soap)
+        )
+        assert moved > 1
+        assert same < 1e-3 * moved
+
     def test_the_average_forgets_geometrically(self) -> None:
         net = torch.nn.Linear(1, 1, bias=False)
         with torch.no_grad():
@@ -187,6 +264,23 @@ class TestObjective:
             torch.testing.assert_close(part.condition["flag"], batch.condition["flag"][8:16])
             torch.testing.assert_close(part.all_times.t, batch.times.t)
 
+    def test_antithetic_pairs_share_all_but_the_sign_of_their_noise(self) -> None:
+        batch, objective = self.draw(antithetic=True, augment=True)
+        for x in (batch.x0, batch.times.gamma, batch.condition["flag"], batch.all_times.t):
+            assert torch.equal(x[::2], x[1::2])
+        assert torch.equal(batch.eps[::2], -batch.eps[1::2])
+        gaps = batch.times.t[::2].sort().values.diff()
+        torch.testing.assert_close(gaps, torch.full_like(gaps, 1 / 24))
+        again = torch.Generator().manual_seed(0)
+        rows = torch.from_numpy(tiny.images()[8:16])
+        own = objective.draw(rows, 4, again, first=8, count=48)
+        torch.testing.assert_close(own.x0, batch.x0[8:16])
+        torch.testing.assert_close(own.eps, batch.eps[8:16])
+
+    def test_an_odd_batch_has_no_pairs(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="batch_size=7: with antithetic=true every process"):
+            tiny.train(tmp_path, "objective.antithetic=true", "train.batch_size=7")
+
     def test_the_simple_weighting_is_the_plain_squared_error_at_the_drawn_times(self) -> None:
         batch, objective = self.draw(weighting="simple")
         loss = objective.losses(self.model, batch).first / batch.times.density
@@ -195,7 +289,9 @@ class TestObjective:
         weight = self.model.predictor.likelihood_weight(self.model.schedule, batch.times.gamma)
         torch.testing.assert_close(loss, (weighted / weight).double())
 
-    @pytest.mark.parametrize("name", ["designed", "uniform-gamma", "uniform-time:straight"])
+    @pytest.mark.parametrize(
+        "name", ["designed", "uniform-gamma", "histogram", "uniform-time:straight"]
+    )
     def test_every_density_estimates_the_same_loss(self, name: str) -> None:
         objective = Objective(ObjectiveConfig(), build_density(name, self.model))
         samples = torch.from_numpy(np.tile(tiny.images(), (80, 1, 1, 1)))
@@ -371,7 +467,7 @@ class TestMetrics:
 
 
 class TestResuming:
-    @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+    @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
     def test_an_interrupted_run_goes_on_bit_for_bit(self, tmp_path: Path, optimizer: str) -> None:
         settings = (*ALL_AT_ONCE, f"train.optimizer={optimizer}")
         tiny.train(tmp_path / "whole", *settings)
@@ -382,6 +478,13 @@ class TestResuming:
         assert notes.texts == ["resuming after step 13"]
         assert state_bytes(tmp_path / "whole") == state_bytes(tmp_path / "parts")
         assert without_pace(tmp_path / "whole") == without_pace(tmp_path / "parts")
+
+    def test_a_histogram_goes_on_bit_for_bit(self, tmp_path: Path) -> None:
+        settings = (*ALL_AT_ONCE, "objective.density=histogram")
+        tiny.train(tmp_path / "whole", *settings)
+        tiny.train(tmp_path / "parts", *settings, reporter=Notes(interrupt_at=12))
+        go_on(tmp_path / "parts", *settings)
+        assert state_bytes(tmp_path / "whole") == state_bytes(tmp_path / "parts")
 
     @pytest.mark.parametrize("damage", ["flip", "cut", "manifest", "lost"])
     def test_a_damaged_checkpoint_is_passed_over_with_a_warning(

@@ -264,6 +264,8 @@ def _print(found: Evaluation) -> None:
         print(f"± for all images of this kind, not this test set: {result.population_error:.4f}")
     for low, high in [r.interval() for r in found.results if len(found.results) == 1]:
         print(f"95% interval: {low:.4f} to {high:.4f}")
+    if found.sde is not None and found.sde.code:
+        print(f"of the SDE bound, {found.sde.code:.4f} bits/dim are the divergence of the codes")
     for note in dict.fromkeys(note for r in found.results for note in r.notes):
         print(f"note: {note}")
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from idode.diffusion.clocks import Clock, ScaledGamma
+from idode.diffusion.learned_path import ONE_LEVEL, NoisePath
 from idode.diffusion.predictors import (
     NOISE,
     NORMALIZED_VELOCITY,
@@ -63,6 +64,7 @@ class DiffusionODE(nn.Module):
         levels: Number of grey levels of the data; ``None`` for continuous data.
         shape: Shape of one sample, without the batch; needed for sampling.
         gaussian_path: Whether a state given clean data is Gaussian; else it has no noise.
+        path: Noise level of each dimension at a time of the clock; by default the clock itself.
     """
 
     description: str = ""  # what idode.adapt understood
@@ -82,6 +84,7 @@ class DiffusionODE(nn.Module):
         levels: int | None = None,
         shape: tuple[int, ...] | None = None,
         gaussian_path: bool = True,
+        path: NoisePath = ONE_LEVEL,
     ) -> None:
         super().__init__()
         check_range(gamma_min, gamma_max)
@@ -91,7 +94,7 @@ class DiffusionODE(nn.Module):
         self.clock: Clock = clock or ScaledGamma(gamma_min, gamma_max)
         self.levels = levels
         self.shape = None if shape is None else tuple(shape)
-        self.gaussian_path = gaussian_path
+        self.gaussian_path, self.path = gaussian_path, path
 
     @property
     def device(self) -> torch.device:
@@ -113,7 +116,7 @@ class DiffusionODE(nn.Module):
         """Another network on the same path."""
         found = DiffusionODE(
             net, self.schedule, self.gamma_min, self.gamma_max, self.predictor, self.clock,
-            self.levels, self.shape, self.gaussian_path,
+            self.levels, self.shape, self.gaussian_path, self.path,
         )  # fmt: skip
         found.uniform_start = self.uniform_start
         return found
@@ -141,10 +144,11 @@ class DiffusionODE(nn.Module):
         if not isinstance(wanted, Velocity | TimedVelocity):
             self.check_gaussian_path()
         time = self.clock.time(gamma).to(x).expand(x.shape[0])
-        scaled = like(self.predictor.c_in(self.schedule, gamma), x) * x
+        level = self.path.level(gamma, condition)
+        scaled = like(self.predictor.c_in(self.schedule, level), x) * x
         given = {name: value for name, value in condition.items() if value is not None}
         prediction = self.net(scaled, time, **given)
-        return convert(prediction, x, gamma, self.schedule, self.predictor, wanted)
+        return convert(prediction, x, level, self.schedule, self.predictor, wanted)
 
     def check_gaussian_path(self) -> None:
         """Raise an error where a state given clean data is not Gaussian."""
@@ -156,8 +160,8 @@ class DiffusionODE(nn.Module):
             )
 
     def velocity(self, x: Tensor, gamma: Tensor, **condition: Tensor | None) -> Tensor:
-        r"""Drift of the ODE, :math:`\mathrm dx/\mathrm d\gamma`."""
-        return self.predict(x, gamma, VELOCITY, **condition)
+        r"""Drift of the ODE on the clock, :math:`\mathrm dx/\mathrm d\gamma`."""
+        return self.path.per_clock(self.predict(x, gamma, VELOCITY, **condition), gamma, condition)
 
     def forward(self, x: Tensor, gamma: Tensor, **condition: Tensor | None) -> Tensor:
         """The same as :meth:`velocity`."""
@@ -193,8 +197,12 @@ class DiffusionODE(nn.Module):
         x0 = clean_data(to_tensor(data).to(self.device), self.levels, self.dtype)
         times = Designed(self.schedule, self.gamma_min, self.gamma_max).draw(len(x0), generator)
         eps = torch.randn(x0.shape, generator=generator, dtype=x0.dtype).to(x0.device)
+        code = self.path.encode(
+            x0, lambda n: torch.rand(len(x0), n, generator=generator, dtype=torch.float64)
+        )
+        given |= code.condition
         nats = first_order(self, x0, eps, times.gamma.to(x0.device), condition=given)
-        weighted = nats / times.density.to(nats)
+        weighted = nats / times.density.to(nats) - code.mean_weight.to(nats)
         return nats_to_bits(weighted.mean(), x0[0].numel())
 
     def log_prob(

@@ -15,7 +15,7 @@ from idode.diffusion.model import Condition, DiffusionODE
 from idode.diffusion.predictors import NOISE, VELOCITY, convert, target
 from idode.diffusion.schedules import Schedule
 from idode.errors import InputError
-from idode.numerics import like, per_sample
+from idode.numerics import like, per_sample, weighted_sum
 from idode.ode.divergence import hutchinson, products
 
 __all__ = ["Losses", "diffuse", "first_order", "second_order", "second_order_score"]
@@ -40,7 +40,8 @@ def first_order(
 
     With the likelihood weighting (the default) it equals :math:`\frac12\|\epsilon -
     \hat\epsilon\|^2` whatever the network predicts, and its integral over gamma is the
-    diffusion term of the variational bound.
+    diffusion term of the variational bound. Where each dimension has a noise level of its own,
+    it is :math:`\frac12\sum_i\gamma_i'(\epsilon_i - \hat\epsilon_i)^2`.
 
     Args:
         model: Network, predictor and schedule.
@@ -51,11 +52,12 @@ def first_order(
         condition: Keyword arguments of the network, such as labels or augmentation flags.
     """
     model.check_gaussian_path()
-    schedule, predictor = model.schedule, model.predictor
-    said = model.predict(diffuse(x0, eps, gamma, schedule), gamma, predictor, **(condition or {}))
-    error = per_sample((said - target(x0, eps, gamma, schedule, predictor)) ** 2)
-    w = predictor.likelihood_weight(schedule, gamma) if weight is None else weight(gamma)
-    return w.to(error) * error
+    schedule, predictor, given = model.schedule, model.predictor, condition or {}
+    level = model.path.level(gamma, given)
+    said = model.predict(diffuse(x0, eps, level, schedule), gamma, predictor, **given)
+    square = (said - target(x0, eps, level, schedule, predictor)) ** 2
+    w = predictor.likelihood_weight(schedule, level) if weight is None else weight(level)
+    return weighted_sum(model.path.per_clock(w, gamma, given), square)
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ def second_order(
             f"the unbiased square needs at least 2 independent probes, got {n}: draw more, "
             "or leave unbiased off"
         )
+    model.path.check_one_level("second-order flow matching")
     schedule, dim = model.schedule, x0[0].numel()
     xt = diffuse(x0, eps, gamma, schedule)
     v, div = hutchinson(lambda x: model.velocity(x, gamma, **(condition or {})), xt, probes)
@@ -143,6 +146,7 @@ def second_order_score(
         probes: ``(n, B, *)``; the loss is the mean over them.
         condition: Keyword arguments of the network, such as labels or augmentation flags.
     """
+    model.path.check_one_level("second-order score matching")
     schedule, dim = model.schedule, x0[0].numel()
     xt = diffuse(x0, eps, gamma, schedule)
     eps_hat, slopes = products(lambda x: model.noise(x, gamma, **(condition or {})), xt, probes)

@@ -154,13 +154,9 @@ def _likely_error(
 
     The gaps are those of the path, so the divergence is left out.
     """
-    few = Batch(
-        pilot.values[:CHECKED],
-        pilot.indices[:CHECKED],
-        {name: value[:CHECKED] for name, value in pilot.condition.items()},
-    )
+    few = pilot.part(0, CHECKED)
     x, _ = estimator.states(few.values, few.indices, 0)
-    field = PathField(estimator.model, few.condition)
+    field = PathField(estimator.model, estimator.code(few, 0)[0])
     start = estimator.dequantization.gamma(estimator.model)
     with image_named(few.indices):
         found = kept.solver.solve(field, x, start, estimator.model.gamma_max)

@@ -146,7 +146,8 @@ def fitting_draws(
 
 def notes_of(estimator: LogWeightEstimator) -> tuple[str, ...]:
     """What a reader of the values should know of dequantization and model."""
-    return (*estimator.dequantization.notes(estimator.model), *_assumed(estimator.model))
+    model = estimator.model
+    return (*estimator.dequantization.notes(model), *model.path.notes(), *_assumed(model))
 
 
 @float32_products()

@@ -64,7 +64,8 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """All figures as plain values."""
         sde = self.sde
-        terms = ("standard_error", "monte_carlo_error", "reconstruction", "prior", "diffusion")
+        errors = ("standard_error", "monte_carlo_error")
+        terms = (*errors, "reconstruction", "prior", "diffusion", "code")
         return {
             "run": self.run,
             "parent": None if self.parent is None else dataclasses.asdict(self.parent),

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from idode.batches import Batch
-from idode.diffusion.model import DiffusionODE
+from idode.diffusion.model import Condition, DiffusionODE
 from idode.errors import InputError
 from idode.likelihood.estimator import LogWeightEstimator, image_named
 from idode.likelihood.log_prob import DensityField, LogProb, check_repeatable, prior_log_prob
@@ -88,7 +88,8 @@ def _calibrated(estimator: LogWeightEstimator, pilot: Batch) -> SolverCalibratio
     count = 0 if s.n_probes == 0 else max(PROBES, s.n_probes)
     x, weight = estimator.states(pilot.values, pilot.indices, 0)
     probes = estimator.probes(x, pilot.indices, 0, count)
-    few = {name: value[:SEARCHED] for name, value in pilot.condition.items()}
+    condition, cost = estimator.code(pilot, 0)
+    few = {name: value[:SEARCHED] for name, value in condition.items()}
     field = DensityField(model, None if probes is None else probes[: s.n_probes, :SEARCHED], few)
     start = estimator.dequantization.gamma(model)
     check_repeatable(field, x[:SEARCHED], start)
@@ -100,15 +101,16 @@ def _calibrated(estimator: LogWeightEstimator, pilot: Batch) -> SolverCalibratio
         lambda z, integral: -nats_to_bits(prior_log_prob(model, z) + integral, dim),
     )
 
-    def solve(states: Tensor) -> LogProb:
-        return estimator.solve(states, probes, found.solver, math.inf, pilot.condition)
+    def solve(states: Tensor, condition: Condition) -> LogProb:
+        return estimator.solve(states, probes, found.solver, math.inf, condition)
 
     other, its_weight = estimator.states(pilot.values, pilot.indices, 1)
-    solved = solve(x)
-    first = nats_to_bits(solved.per_probe + weight, dim)
-    second = nats_to_bits(solve(other).per_probe + its_weight, dim)
+    its_condition, its_cost = estimator.code(pilot, 1)
+    solved = solve(x, condition)
+    first = nats_to_bits(solved.per_probe + weight + cost, dim)
+    second = nats_to_bits(solve(other, its_condition).per_probe + its_weight + its_cost, dim)
     # The same probes in both draws: their difference holds the noise of dequantization twice,
-    # and of the probe only what does not cancel.
+    # that of the code too, and of the probe only what does not cancel.
     difference = first - second
     share = min(SEARCHED, len(x)) / len(x)
     return SolverCalibration(

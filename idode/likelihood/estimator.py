@@ -21,7 +21,12 @@ from idode.batches import Batch
 from idode.diffusion.model import Condition, DiffusionODE
 from idode.errors import InputError, NumericalError
 from idode.likelihood import DEQUANTIZATIONS
-from idode.likelihood.dequantization import Continuous, Dequantization, TruncatedNormal
+from idode.likelihood.dequantization import (
+    Continuous,
+    Dequantization,
+    TruncatedNormal,
+    clean_data,
+)
 from idode.likelihood.log_prob import LogProb, solve_log_prob
 from idode.numerics import home_of_float64, like
 from idode.ode import PROBES, SOLVERS
@@ -195,6 +200,17 @@ class LogWeightEstimator:
         weight = drawn.mean_weight if self.settings.closed_form else drawn.weight
         return drawn.x.to(data.device, self.dtype), weight
 
+    @torch.no_grad()
+    def code(self, batch: Batch, repeat: int) -> tuple[Condition, Tensor]:
+        """The condition of the images with a draw of their code, and its weights ``(B,)``."""
+        numbers = random.uniforms(
+            batch.indices, seed=self.settings.seed, purpose=random.CODE, repeat=repeat
+        )
+        x0 = clean_data(batch.values, self.model.levels, self.dtype)
+        drawn = self.model.path.encode(x0, numbers)
+        weight = drawn.mean_weight if self.settings.closed_form else drawn.weight
+        return {**batch.condition, **drawn.condition}, weight
+
     def probes(self, x: Tensor, indices: Sequence[int], repeat: int, count: int) -> Tensor | None:
         """Probes ``(count, B, *)``, or ``None`` for the exact divergence."""
         if count == 0:
@@ -266,11 +282,11 @@ class LogWeightEstimator:
             numbers = [draw // s.n_importance for draw in block]  # one probe for K draws
             each = [self.probes(drawn[0][0], batch.indices, k, s.n_probes) for k in numbers]
             probes = torch.cat([p for p in each if p is not None], dim=1) if s.n_probes else None
-            condition = {
-                name: torch.cat([value] * len(block)) for name, value in batch.condition.items()
-            }
+            codes, costs = zip(*(self.code(batch, draw) for draw in block), strict=True)
+            condition = {name: torch.cat([one[name] for one in codes]) for name in codes[0]}
             with image_named(batch.indices):
                 found = self.solve(x, probes, solver, largest_gap, condition)
+            weight = weight + torch.cat(costs)
             log_w.append((found.log_p + weight).reshape(len(block), -1).cpu())
             gaps.append(found.corrector_gap.reshape(len(block), -1).cpu())
             nfe += found.nfe * len(block)

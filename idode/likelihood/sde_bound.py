@@ -3,6 +3,8 @@ r"""The SDE's variational bound: reconstruction, prior and diffusion (math.md: s
 .. math:: -\log P \le \mathbb E[-\log p(\text{pixels}|x_{\min})]
    + \mathrm{KL}(q(x_{\max})\,\|\,p(x_{\max}))
    + \frac12\int\mathbb E\|\epsilon - \hat\epsilon\|^2\,\mathrm d\gamma
+
+and the divergence of the code, where noise levels are learned (math.md: learned-path).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from idode import random
 from idode.batches import Batch
+from idode.diffusion.learned_path import Code
 from idode.diffusion.model import DiffusionODE
 from idode.diffusion.noise_levels import Designed, NoiseLevelDistribution
 from idode.diffusion.objectives import diffuse, first_order
@@ -26,11 +29,12 @@ from idode.numerics import clock_at, double, home_of_float64, nats_to_bits, per_
 __all__ = ["SDEBound", "SDEBoundEstimator"]
 
 QUANTILES = 64  # by which a distribution is told from others
+TERMS = 4  # of an image besides the draws; journals with fewer are of earlier versions
 
 
 @dataclass(frozen=True)
 class SDEBound:
-    """The bound and its three terms, in bits/dim."""
+    """The bound and its terms, in bits/dim."""
 
     mean: float
     standard_error: float  # images and Monte-Carlo draws together
@@ -41,6 +45,7 @@ class SDEBound:
     per_image: Tensor  # (N,) float64
     nfe: int
     seconds: float  # spent on computing, by all processes together
+    code: float = 0.0  # divergence of the code from its prior, where the model has one
 
     def __str__(self) -> str:
         return f"{self.mean:.4f} ± {self.standard_error:.4f} bits/dim"
@@ -80,17 +85,18 @@ class SDEBoundEstimator:
         return self.model.levels
 
     def terms(self, batch: Batch) -> Tensor:
-        """Nats ``(3 + draws, B)``: two draws of the reconstruction, the prior, the diffusion."""
+        """Nats ``(4 + draws, B)``: reconstruction twice, prior, all of the diffusion, the code."""
         check_pixels(batch.values, self.levels)
         diffusion = [self._diffusion(batch, k) for k in range(self.draws)]
         recon = [self._reconstruction(batch, half) for half in (0, 1)]
-        return torch.stack([*recon, self._prior(batch.values), *diffusion]).cpu()
+        code = -self._code(batch, 0).mean_weight
+        return torch.stack([*recon, self._prior(batch.values), *diffusion, code]).cpu()
 
     def bound(self, terms: Sequence[Tensor], dim: int, seconds: float = 0.0) -> SDEBound:
         """The bound from the terms of all batches, and its error."""
         bits = nats_to_bits(torch.cat(list(terms), dim=1), dim)
-        recon, prior, diffusion = bits[:2], bits[2], bits[3:]
-        per_image = recon.mean(0) + prior + diffusion.mean(0)
+        recon, prior, diffusion, code = bits[:2], bits[2], bits[3:-1], bits[-1]
+        per_image = recon.mean(0) + prior + diffusion.mean(0) + code
         n = per_image.numel()
         halves = [recon[i] + diffusion[i::2].mean(0) for i in (0, 1)]
         drawn = math.sqrt(float(((halves[0] - halves[1]) / 2).square().mean()) / n)
@@ -104,6 +110,7 @@ class SDEBoundEstimator:
             per_image=per_image,
             nfe=self.draws,
             seconds=seconds,
+            code=float(code.mean()),
         )
 
     @torch.no_grad()
@@ -116,6 +123,7 @@ class SDEBoundEstimator:
         levels = None if self.distribution is None else self.distribution.quantile(within).tolist()
         return {
             "draws": self.draws,
+            "terms": TERMS + self.draws,
             "distribution": levels,
             "seed": self.seed,
             "dtype": str(self.dtype),
@@ -143,6 +151,13 @@ class SDEBoundEstimator:
         return -reconstruction(x, pixels, model.gamma_min, model.schedule, self.levels)
 
     @torch.no_grad()
+    def _code(self, batch: Batch, k: int) -> Code:
+        """The code of draw ``k``; its divergence is the same for all."""
+        numbers = random.uniforms(batch.indices, seed=self.seed, purpose=random.CODE, repeat=k)
+        x0 = centres(batch.values, self.levels, self.dtype)
+        return self.model.path.encode(x0, numbers)
+
+    @torch.no_grad()
     def _diffusion(self, batch: Batch, k: int) -> Tensor:
         """The diffusion term from draw ``k`` of each image, in stratum ``k // 2`` of the clock."""
         model, pixels = self.model, batch.values
@@ -157,7 +172,8 @@ class SDEBoundEstimator:
         at = levels.at((drawn[:, 0] + k // 2) / (self.draws // 2))
         eps = drawn[:, 1:].reshape(pixels.shape).to(pixels.device, self.dtype)
         x0 = centres(pixels, self.levels, self.dtype)
-        nats = first_order(model, x0, eps, at.gamma, condition=batch.condition)
+        condition = {**batch.condition, **self._code(batch, k).condition}
+        nats = first_order(model, x0, eps, at.gamma, condition=condition)
         return double(nats) / at.density
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from idode.dataclass_io import at_least, at_most, new_field
 from idode.errors import InputError
 
-__all__ = ["CustomNetConfig", "MLPConfig", "UNetConfig"]
+__all__ = ["NO_PATH", "CustomNetConfig", "MLPConfig", "PathConfig", "UNetConfig"]
 
 # Far above any network, and small enough that its size can be computed at once.
 MAX_DEPTH, MAX_WIDTH, MAX_LEVELS = 1000, 10**9, 2**32
@@ -99,6 +99,26 @@ class MLPConfig:
         at_least(self, fade=0)
         if self.fade and not self.fourier:
             raise InputError(f"fade={self.fade:g}: needs fourier=true, whose features it fades")
+
+
+@dataclass(frozen=True)
+class PathConfig:
+    """Networks that give each dimension a noise level of its own (MuLAN).
+
+    Args:
+        bits: Length of an image's code, which these levels depend on; 0 for one level for all.
+        width: Hidden units of the network that writes the code, and of the one that reads it.
+    """
+
+    bits: int = 0
+    width: int = 256
+
+    def __post_init__(self) -> None:
+        at_least(self, bits=0, width=1)
+        at_most(self, bits=MAX_WIDTH, width=MAX_WIDTH)
+
+
+NO_PATH = PathConfig()
 
 
 @dataclass(frozen=True)

@@ -155,20 +155,22 @@ def fourier_features(x: Tensor, levels: int, strength: Tensor | None = None) -> 
 
 
 class TimeCondition(nn.Module):
-    """Time in [0, 1] and the augmentation flag to one vector per sample, ``(B, 4 width)``."""
+    """Time in [0, 1], augmentation flag and code to one vector per sample, ``(B, 4 width)``."""
 
-    def __init__(self, width: int, *, flag: bool) -> None:
+    def __init__(self, width: int, *, flag: bool, code: int = 0) -> None:
         super().__init__()
         self.width, self.flag = width, flag
-        self.dense0 = Dense(width + flag, 4 * width)
+        self.dense0 = Dense(width + flag + code, 4 * width)
         self.dense1 = Dense(4 * width, 4 * width)
 
-    def forward(self, t: Tensor, flag: Tensor | None) -> Tensor:
-        """``t`` and ``flag`` of shape ``(B,)``; no flag means an unaugmented image."""
+    def forward(self, t: Tensor, flag: Tensor | None, code: Tensor | None = None) -> Tensor:
+        """``t`` and ``flag`` of shape ``(B,)``, ``code`` ``(B, code)``; no flag: not augmented."""
         features = sinusoid(t, self.width)
         if self.flag:
             flag = torch.zeros_like(t) if flag is None else flag.to(t.dtype)
             features = torch.cat([features, flag[:, None]], dim=1)
+        if code is not None:
+            features = torch.cat([features, code.to(t.dtype)], dim=1)
         # The sinusoid needs the precision of t, the layers the dtype of their weights.
         hidden = F.silu(self.dense0(features.to(self.dense0.weight.dtype)))
         return F.silu(self.dense1(hidden))

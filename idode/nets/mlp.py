@@ -33,25 +33,35 @@ class Layer(nn.Module):
 
 
 class MLP(nn.Module):
-    """Vectors ``(B, D)`` and times in [0, 1] to vectors; fresh, it returns its input."""
+    """Vectors ``(B, D)`` and times in [0, 1] to vectors; fresh, it returns its input.
 
-    def __init__(self, config: MLPConfig, generator: torch.Generator | None = None) -> None:
+    ``code`` is the length of a vector that is given beside the time.
+    """
+
+    def __init__(
+        self, config: MLPConfig, generator: torch.Generator | None = None, code: int = 0
+    ) -> None:
         super().__init__()
         self.config = config
-        self.time = TimeCondition(config.width, flag=config.flag)
+        self.time = TimeCondition(config.width, flag=config.flag, code=code)
         self.dense_in = Dense(config.features * (5 if config.fourier else 1), config.width)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.depth))
         self.norm_out = nn.LayerNorm(config.width)
         self.dense_out = Dense(config.width, config.features, zero=True)
         initialise(self, generator)
 
-    def forward(self, x: Tensor, t: Tensor, flag: Tensor | None = None) -> Tensor:
-        """``x`` is ``(B, D)``; ``t`` in [0, 1] and ``flag`` in {0, 1} are ``(B,)``."""
+    def forward(
+        self, x: Tensor, t: Tensor, flag: Tensor | None = None, code: Tensor | None = None
+    ) -> Tensor:
+        """``x`` is ``(B, D)``; ``t`` in [0, 1] and ``flag`` in {0, 1} are ``(B,)``.
+
+        ``code`` is ``(B, code)``, where the network was made for one.
+        """
         config = self.config
         strength = fading(t, config.fade)
         h = fourier_features(x, config.levels, strength) if config.fourier else x
         h = self.dense_in(h)
-        condition = self.time(t, flag)
+        condition = self.time(t, flag, code)
         for layer in self.layers:
             h = layer(h, condition)
         change: Tensor = self.dense_out(F.silu(self.norm_out(h)))

@@ -59,14 +59,18 @@ class UNet(nn.Module):
     Fresh from ``generator`` it returns its input. The layers follow the layout of their kernels
     (channels-last); ``net.to(memory_format=torch.contiguous_format)`` undoes it, for example
     for ``torch.func.jvp``, which cannot normalise groups in that layout.
+
+    ``code`` is the length of a vector that is given beside the time.
     """
 
-    def __init__(self, config: UNetConfig, generator: torch.Generator | None = None) -> None:
+    def __init__(
+        self, config: UNetConfig, generator: torch.Generator | None = None, code: int = 0
+    ) -> None:
         super().__init__()
         self.config, self.checkpointing = config, config.checkpointing
         width, colours = config.width, config.channels
         everywhere, depth = config.attention == "everywhere", config.depth
-        self.time = TimeCondition(width, flag=config.flag)
+        self.time = TimeCondition(width, flag=config.flag, code=code)
         self.conv_in = Conv(colours * (5 if config.fourier else 1), width)
         self.down = nn.ModuleList(Stage(config, width, attention=everywhere) for _ in range(depth))
         self.middle1 = Stage(config, width, attention=config.attention != "none")
@@ -81,8 +85,13 @@ class UNet(nn.Module):
         self.halving = {round(i * spacing) for i in range(1, config.halvings + 1)}
         initialise(self, generator)
 
-    def forward(self, x: Tensor, t: Tensor, flag: Tensor | None = None) -> Tensor:
-        """``x`` is ``(B, C, H, W)``; ``t`` in [0, 1] and ``flag`` in {0, 1} are ``(B,)``."""
+    def forward(
+        self, x: Tensor, t: Tensor, flag: Tensor | None = None, code: Tensor | None = None
+    ) -> Tensor:
+        """``x`` is ``(B, C, H, W)``; ``t`` in [0, 1] and ``flag`` in {0, 1} are ``(B,)``.
+
+        ``code`` is ``(B, code)``, where the network was made for one.
+        """
         multiple = 2 ** len(self.halving)
         if x.shape[2] % multiple or x.shape[3] % multiple:
             raise InputError(
@@ -95,7 +104,7 @@ class UNet(nn.Module):
         # Bins and times are finer than the 8 bits of bfloat16.
         with full_precision(x):
             h = self.conv_in(h)
-            condition = self.time(t, flag)
+            condition = self.time(t, flag, code)
         if self.checkpointing and torch.is_grad_enabled():
             h = self._frugal(h, condition)
         else:

@@ -17,8 +17,13 @@ from typing import Any, TypeAlias, TypeVar
 
 from idode.dataclass_io import at_least, field_types, new_field, parse, table
 from idode.errors import InputError, choose
-from idode.nets.config import CustomNetConfig, MLPConfig, UNetConfig
-from idode.runs.objective_config import NO_REGULARISATION, ObjectiveConfig, SimulationConfig
+from idode.nets.config import NO_PATH, CustomNetConfig, MLPConfig, PathConfig, UNetConfig
+from idode.runs.objective_config import (
+    LEARNED,
+    NO_REGULARISATION,
+    ObjectiveConfig,
+    SimulationConfig,
+)
 
 __all__ = [
     "Config",
@@ -103,7 +108,7 @@ class TrainConfig:
         precision: ``float32``, true on every device; ``tf32``, whose products keep 10 bits; or
             ``bf16`` inside the network. The loss is float32 always.
         compile: Pass the network through torch.compile; not for the second order.
-        optimizer: ``adamw``, the paper's, or ``muon`` for the kernels of hidden layers.
+        optimizer: ``adamw``, the paper's; ``muon`` or ``soap`` for the kernels of hidden layers.
         matrix_lr: Learning rate of Muon after warm-up; everything else has ``lr``.
         minutes: Wall-clock time after which training ends: ``steps`` is then an estimate that
             follows the speed of the machine. ``None`` for exactly ``steps``.
@@ -192,8 +197,20 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     simulation: SimulationConfig = new_field(NO_REGULARISATION)  # noqa: RUF009  it is a field
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
+    path: PathConfig = new_field(NO_PATH)  # noqa: RUF009  it is a field
 
     def __post_init__(self) -> None:
+        if self.path.bits and self.objective.density in LEARNED:
+            raise InputError(
+                f"path.bits={self.path.bits} needs a fixed objective.density: what the codes cost "
+                f"is in the losses that {self.objective.density} follows"
+            )
+        if self.path.bits and not self.objective.is_bound:
+            raise InputError(
+                f"path.bits={self.path.bits} learns the noise levels from the variational bound: "
+                "it needs objective.order=1, weighting=likelihood, method=matching and "
+                "truncation=none"
+            )
         if self.objective.augment and not self.net.flag:
             raise InputError(
                 "augment=true needs net.flag=true: without the flag the network would learn the "

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from idode.dataclass_io import at_least, new_field
 from idode.errors import InputError
 
-__all__ = ["NO_REGULARISATION", "ObjectiveConfig", "SimulationConfig"]
+__all__ = ["LEARNED", "NO_REGULARISATION", "ObjectiveConfig", "SimulationConfig"]
+
+LEARNED = ("adaptive", "histogram")  # distributions that follow the losses
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class ObjectiveConfig:
 
     Args:
         order: 1, or 2 for the fine-tuning objective.
-        density: ``designed``, ``uniform-gamma``, ``adaptive``, ``normal-gamma`` or
+        density: ``designed``, ``uniform-gamma``, ``adaptive``, ``histogram``, ``normal-gamma`` or
             ``uniform-time:CLOCK``.
         weighting: A name in :data:`idode.training.objective.WEIGHTINGS`.
         low_discrepancy: Spread the noise levels of a batch evenly.
@@ -28,6 +30,8 @@ class ObjectiveConfig:
         truncation: Exponent of Soft Truncation's prior over the smallest time of a batch.
         second: Second-order objective, a name in :data:`idode.training.objective.SECOND_ORDERS`.
         method: ``matching`` (denoising losses) or ``simulation`` (likelihood through a solver).
+        antithetic: Train on each sample twice in a step, with its noise and with minus its noise,
+            and on half as many samples.
     """
 
     order: int = 1
@@ -42,6 +46,7 @@ class ObjectiveConfig:
     truncation: float | None = new_field(None)
     second: str = new_field("flow-matching")
     method: str = new_field("matching")
+    antithetic: bool = new_field(False)
 
     def __post_init__(self) -> None:
         at_least(self, ratio=0, probes=1, truncation=0)
@@ -51,15 +56,19 @@ class ObjectiveConfig:
             raise InputError(
                 f"weighting={self.weighting}: the second order is defined for likelihood only"
             )
-        if self.truncation is not None and self.density == "adaptive":
-            raise InputError("truncation needs a fixed density: adaptive learns the whole clock")
+        if self.truncation is not None and self.density in LEARNED:
+            raise InputError(
+                f"truncation needs a fixed density: {self.density} learns the whole clock"
+            )
         given = (self.order, self.weighting, self.data, self.truncation)
-        fixed = given == (1, "likelihood", "uniform", None) and self.density != "adaptive"
+        fixed = given == (1, "likelihood", "uniform", None) and self.density not in LEARNED
         if self.method == "simulation" and not fixed:
             raise InputError(
                 "method=simulation needs order=1, weighting=likelihood, data=uniform, "
-                "truncation=none and a density that is not adaptive"
+                "truncation=none and a density that is not learned"
             )
+        if self.antithetic and self.method == "simulation":
+            raise InputError("antithetic=true needs the noise of method=matching")
         if self.unbiased and self.second != "flow-matching":
             raise InputError(f"second={self.second}: unbiased is for flow-matching only")
         if self.unbiased and self.probes < 2:
@@ -69,6 +78,12 @@ class ObjectiveConfig:
     def second_order(self) -> bool:
         """Whether the second-order term has any weight (``ratio=0`` is a control experiment)."""
         return self.order == 2 and self.ratio > 0
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the loss is the variational bound, in which noise levels may be learned too."""
+        parts = self.order, self.weighting, self.method, self.truncation
+        return parts == (1, "likelihood", "matching", None)
 
     @property
     def differentiates(self) -> bool:

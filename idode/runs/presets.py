@@ -58,17 +58,17 @@ IMAGENET32_OLD = replace(
 )
 # Without fading, a short training leaves a field that no solver resolves in sensible time.
 DIGITS_NET = UNetConfig(
-    channels=1, levels=17, width=32, depth=2, attention="none", groups=8, dropout=0.0, fade=0.15
+    channels=1, levels=17, width=32, depth=2, attention="none", groups=8, dropout=0.2, fade=0.15
 )
 # At equal compute, more steps counted for more than larger batches (docs/results/networks.md).
-FASHION_NET = replace(DIGITS_NET, levels=256, depth=3, halvings=1)
+FASHION_NET = replace(DIGITS_NET, levels=256, depth=3, halvings=1, dropout=0.0)
 DIGITS = Config(
     name="digits",
     data="digits",
     net=DIGITS_NET,
     model=ModelConfig(levels=17, shape=(1, 8, 8)),
     train=TrainConfig(
-        steps=2400,
+        steps=5000,
         batch_size=64,
         lr=4e-3,
         decay="cosine",
@@ -80,6 +80,7 @@ DIGITS = Config(
         checkpoint_every=400,
         keep=2,
         sample_every=400,
+        optimizer="muon",  # docs/results/training.md
     ),
     finetune=FinetuneConfig(steps=400, lr=5e-4),
 )
@@ -91,13 +92,13 @@ FASHION = replace(
     model=ModelConfig(shape=(1, 28, 28)),
     train=replace(
         DIGITS.train,
-        steps=7_000,
+        steps=16_000,
         batch_size=16,
         log_every=100,
-        evaluate_every=500,
+        evaluate_every=2000,
         evaluate_count=512,
-        checkpoint_every=1000,
-        sample_every=1000,
+        checkpoint_every=2000,
+        sample_every=4000,
     ),
     finetune=FinetuneConfig(steps=2000, lr=2e-4),
 )
@@ -107,7 +108,7 @@ CIFAR10_SMALL = replace(
     data="cifar10",
     net=replace(FASHION_NET, channels=3),
     model=ModelConfig(shape=(3, 32, 32)),
-    train=replace(FASHION.train, steps=5_500),
+    train=replace(FASHION.train, steps=15_000),
 )
 IMAGES = replace(FASHION, name="images", data=None)
 VECTORS = Config(
@@ -115,14 +116,22 @@ VECTORS = Config(
     data=None,
     net=MLPConfig(features=1),
     model=ModelConfig(gamma_min=-8.0, levels=None, shape=(1,)),
-    train=replace(DIGITS.train, batch_size=256, lr=1e-3, evaluate_count=1024, sample_every=0),
+    train=replace(
+        DIGITS.train,
+        steps=2400,
+        batch_size=256,
+        lr=1e-3,
+        evaluate_count=1024,
+        sample_every=0,
+        optimizer="adamw",
+    ),
     finetune=FinetuneConfig(steps=400, lr=2e-4),
 )
 
 SUMMARIES: dict[str, str] = {
     "digits": "8x8 digits, minutes on two cores",
-    "fashion-mnist-small": "Fashion-MNIST, half an hour on one core",
-    "cifar10-small": "CIFAR-10, half an hour on one core",
+    "fashion-mnist-small": "Fashion-MNIST, half an hour on two cores",
+    "cifar10-small": "CIFAR-10, half an hour on two cores",
     "images": "images of your own: give them with --data folder:PATH",
     "vectors": "a table of numbers: give it with --data csv:PATH or npy:PATH",
     "cifar10-vp": "the paper: CIFAR-10, variance preserving",

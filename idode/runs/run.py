@@ -31,6 +31,7 @@ from idode.data.identity import Identity
 from idode.data.memory import MEMORY, Data, as_dataset
 from idode.data.prepared import Dataset
 from idode.diffusion.clocks import ScaledGamma
+from idode.diffusion.learned_path import ONE_LEVEL, LearnedPath, NoisePath, PathNet
 from idode.diffusion.model import DiffusionODE
 from idode.diffusion.predictors import named
 from idode.diffusion.schedules import SCHEDULES, start_gamma
@@ -40,7 +41,7 @@ from idode.nets.layers import arranged
 from idode.nets.mlp import MLP
 from idode.nets.unet import UNet
 from idode.runs import FOREIGN, SHIPPED, pretrained
-from idode.runs.config import Config, from_json, to_json
+from idode.runs.config import Config, ModelConfig, from_json, to_json
 from idode.runs.distributed import best_device
 from idode.runs.tensor_file import save_tensors
 from idode.storage import check_regular, checksum, read_json, write_atomically
@@ -68,7 +69,18 @@ CHECKPOINT = "step-"  # begins the name of each
 def build_net(
     config: Config, generator: torch.Generator | None = None, net: nn.Module | None = None
 ) -> nn.Module:
-    """A fresh network of the configuration, or a copy of the user's own."""
+    """A fresh network of the configuration, or a copy of the user's own; with its noise path."""
+    built, wanted = _denoiser(config, generator, net), config.path
+    if not wanted.bits:
+        return built
+    ends = _least_noise(config.model), config.model.gamma_max
+    path = LearnedPath(config.model.shape, *ends, wanted.bits, wanted.width, generator)
+    return PathNet(built, path)
+
+
+def _denoiser(
+    config: Config, generator: torch.Generator | None, net: nn.Module | None
+) -> nn.Module:
     if isinstance(config.net, CustomNetConfig):
         if net is None:
             raise InputError(
@@ -81,30 +93,38 @@ def build_net(
             "the run has a network of idode's, built from its configuration: leave net out"
         )
     if isinstance(config.net, UNetConfig):
-        return UNet(config.net, generator)
-    return MLP(config.net, generator)
+        return UNet(config.net, generator, config.path.bits)
+    return MLP(config.net, generator, config.path.bits)
+
+
+def _least_noise(model: ModelConfig) -> float:
+    if model.gamma_min is not None:
+        return model.gamma_min
+    if model.levels is None:
+        raise InputError(
+            "continuous data has no bins to derive gamma_min from: set the least noise, such "
+            "as --set model.gamma_min=-8"
+        )
+    return start_gamma(model.levels)
 
 
 def diffusion_ode(net: nn.Module, config: Config) -> DiffusionODE:
     """The network read as the configuration says."""
     model = config.model
-    gamma_min = model.gamma_min
-    if gamma_min is None:
-        if model.levels is None:
-            raise InputError(
-                "continuous data has no bins to derive gamma_min from: set the least noise, such "
-                "as --set model.gamma_min=-8"
-            )
-        gamma_min = start_gamma(model.levels)
+    path: NoisePath = ONE_LEVEL
+    if config.path.bits:
+        assert isinstance(net, PathNet)
+        path = net.path
     found = DiffusionODE(
         net=net,
         schedule=choose("schedule", model.schedule, SCHEDULES),
-        gamma_min=gamma_min,
+        gamma_min=_least_noise(model),
         gamma_max=model.gamma_max,
         predictor=named(model.predictor),
         clock=None if model.clock is None else ScaledGamma(*model.clock),
         levels=model.levels,
         shape=model.shape,
+        path=path,
     )
     found.uniform_start = model.uniform_start
     return found

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from idode.errors import choose
+from idode.nets.config import NO_PATH
 from idode.runs.config import Config, ObjectiveConfig, override
 
-__all__ = ["COMPARED", "SYSTEMS", "System", "apply", "distinct"]
+__all__ = ["COMPARED", "LATER", "SYSTEMS", "System", "apply", "distinct"]
 
 SCORE_SDE_END = "model.gamma_max=10.05"  # t = 1 of linear beta, 0.1 to 20
 EDM_END = "model.gamma_max=8.764"  # sigma = 80
@@ -94,16 +95,27 @@ COMPARED: dict[str, System] = {
     ),
 }
 
+LATER: dict[str, System] = {  # than the paper, whose claims say nothing of them
+    "mulan": system(
+        "MuLAN: VDM with a learned noise level for each dimension, by a code of the image",
+        *("vp", "noise", "uniform-gamma", "path.bits=50"),
+    ),
+}
+
 TECHNIQUES = {
     "noise": ("without the velocity", "noise", "designed"),
     "uniform": ("without importance sampling", "normalized-velocity", "uniform-gamma"),
     "adaptive": ("with learned importance sampling", "normalized-velocity", "adaptive"),
 }
-SYSTEMS: dict[str, System] = COMPARED | {
-    f"idode-{path}-{name}": system(f"i-DODE {path.upper()} {summary}", path, *parts)
-    for path in ("vp", "sp")
-    for name, (summary, *parts) in TECHNIQUES.items()
-}
+SYSTEMS: dict[str, System] = (
+    COMPARED
+    | LATER
+    | {
+        f"idode-{path}-{name}": system(f"i-DODE {path.upper()} {summary}", path, *parts)
+        for path in ("vp", "sp")
+        for name, (summary, *parts) in TECHNIQUES.items()
+    }
+)
 
 
 def distinct(names: Iterable[str]) -> tuple[str, ...]:
@@ -124,5 +136,5 @@ def apply(base: Config, name: str) -> Config:
     plain, ours = ObjectiveConfig(), base.objective
     parts = ("order", "weighting", "data", "truncation", "second", "method")
     objective = replace(ours, **{part: getattr(plain, part) for part in parts})
-    fresh = replace(base, objective=objective)
+    fresh = replace(base, objective=objective, path=NO_PATH)
     return override(fresh, chosen.settings)

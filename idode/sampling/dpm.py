@@ -53,7 +53,9 @@ class DPM(Solver):
 
     def solve(self, field: Field, x: Tensor, start: float, end: float) -> Solution:
         """Move ``x`` from ``start`` to ``end``."""
-        schedule = model_of(field, "dpm").schedule
+        model = model_of(field, "dpm")
+        model.path.check_one_level("the solver dpm")
+        schedule = model.schedule
         nodes = self.nodes(start, end)
         alphas = schedule.alpha(torch.tensor(nodes, dtype=torch.float64)).tolist()
         u, collected = x / alphas[0], []

@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from idode import random
 from idode.batches import FittingSize, rows_for
 from idode.diffusion.model import Condition, DiffusionODE
 from idode.errors import InputError, NumericalError
@@ -134,12 +135,17 @@ def sample(
     """
     began = time.perf_counter()
     _check(model, count, batch_size, n_probes)
+    if log_prob:
+        model.path.check_one_level("the log-density of a sample")
     assert model.shape is not None
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
     stream = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
+    code = model.path.prior(
+        random.uniforms(range(count), seed=stream, purpose=random.CODE, repeat=0)
+    )
     everything = SampleBatch(
         model, model.shape, range(count), stream, n_probes if log_prob else None,
-        dtype or model.dtype, rows_for(condition or {}, count, model.device),
+        dtype or model.dtype, rows_for({**code, **(condition or {})}, count, model.device),
     )  # fmt: skip
     chosen = solver if isinstance(solver, Sampler) else OdeSampler(solver or Dopri5())
     kept = parts or AllHere()

@@ -14,19 +14,21 @@ from idode.sampling.samples import sample
 from idode.storage import write_atomically
 from idode.training.randomness import Purpose, generator
 
-__all__ = ["draw_grid", "drawable", "sample_grid"]
+__all__ = ["draw_grid", "no_grid", "sample_grid"]
 
 COUNT = 64
 STEPS = 20  # evaluations of the fast solver, enough to judge progress by
 
 
-def drawable(config: Config) -> bool:
-    """Whether there are pictures to draw: 1 or 3 colours and grey levels."""
+def no_grid(config: Config) -> str:
+    """Why no pictures can be drawn; nothing where they can."""
     try:
         check_images(config.model.shape, config.model.levels)
     except InputError:
-        return False
-    return True
+        return "the data is not images of 1 or 3 colours"
+    if config.path.bits:
+        return "the fast solver takes one noise level for all dimensions; use `idode sample`"
+    return ""
 
 
 def sample_grid(model: DiffusionODE, config: Config) -> Picture:

@@ -15,7 +15,7 @@ from idode.numerics import double, float32_products, nats_to_bits
 from idode.runs.config import Config, ObjectiveConfig
 from idode.runs.distributed import World
 from idode.training.objective import Objective
-from idode.training.randomness import Purpose, generator
+from idode.training.randomness import Purpose, generator, seeded_globally
 
 __all__ = ["held_out_bits"]
 
@@ -48,5 +48,6 @@ def _diffusion_bits(model: DiffusionODE, samples: Tensor, rows: slice, world: Wo
     objective = Objective(ObjectiveConfig(), density)
     drawn = objective.draw(samples, None, generator(0, Purpose.HELD_OUT))
     batch = drawn.part(rows, world.device)
-    nats = double(objective.losses(model, batch).first) / batch.times.density
+    with seeded_globally(world.device, 0):
+        nats = double(objective.losses(model, batch).first) / batch.times.density
     return nats_to_bits(nats, math.prod(samples.shape[1:])).cpu()

@@ -9,13 +9,15 @@ PyTorch's own takes matrices alone, and kernels of convolutions are none.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Combined", "Muon", "orthogonalised"]
+from idode.training.matrices import MatrixOptimizer
+
+__all__ = ["Muon", "orthogonalised"]
 
 MOMENTUM, ITERATIONS = 0.95, 5
 A, B, C = 3.4445, -4.7750, 2.0315  # steepest at zero among those that end near one
@@ -33,7 +35,7 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(MatrixOptimizer):
     """Nesterov momentum, orthogonalised; decoupled weight decay.
 
     Its momentum exists from the start, so that a checkpoint of step 0 has the same tensors as any.
@@ -51,22 +53,13 @@ class Muon(torch.optim.Optimizer):
                 empty = torch.zeros_like(kernel, memory_format=torch.preserve_format)
                 self.state[kernel]["momentum"] = empty
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Move all kernels; those of a shape together, since one call costs more than its sums."""
-        skip = getattr(self, "found_inf", None)  # set where the host does not look at the loss
-        for group in self.param_groups:
-            alike: dict[torch.Size, list[nn.Parameter]] = {}
-            for kernel in group["params"]:
-                if kernel.grad is not None:
-                    alike.setdefault(kernel.shape, []).append(kernel)
-            for kernels in alike.values():
-                self._move(kernels, group, skip)
-
     def _move(
-        self, kernels: list[nn.Parameter], group: dict[str, Any], skip: Tensor | None
+        self,
+        kernels: list[nn.Parameter],
+        gradients: list[Tensor],
+        group: dict[str, Any],
+        skip: Tensor | None,
     ) -> None:
-        gradients = [kernel.grad for kernel in kernels if kernel.grad is not None]
         past = [self.state[kernel]["momentum"] for kernel in kernels]
         share: float | Tensor = 1.0 if skip is None else 1 - skip
         if skip is not None:  # a gradient that is not finite would stay in the momentum
@@ -78,44 +71,3 @@ class Muon(torch.optim.Optimizer):
         for kernel, update in zip(kernels, found, strict=True):
             kernel.mul_(1 - share * group["lr"] * group["weight_decay"])
             kernel.add_(share * size * update.view(kernel.shape))
-
-
-class Combined:
-    """Optimisers of different parameters as one.
-
-    Args:
-        parts: The optimisers.
-    """
-
-    def __init__(self, *parts: torch.optim.Optimizer) -> None:
-        self.parts = parts
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of all."""
-        return [group for part in self.parts for group in part.param_groups]
-
-    @property
-    def state(self) -> dict[Tensor, dict[str, Tensor]]:
-        """The tensors of all, by parameter."""
-        return {key: value for part in self.parts for key, value in part.state.items()}
-
-    @property
-    def found_inf(self) -> Tensor | None:
-        """Whether a step is left out, as fused optimisers have it."""
-        return getattr(self.parts[0], "found_inf", None)
-
-    @found_inf.setter
-    def found_inf(self, value: Tensor) -> None:
-        for part in self.parts:
-            part.found_inf = value  # type: ignore[attr-defined]
-
-    def zero_grad(self) -> None:
-        """Forget the gradients."""
-        for part in self.parts:
-            part.zero_grad()
-
-    def step(self) -> None:
-        """One step of all."""
-        for part in self.parts:
-            part.step()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from idode.data.augmentation import augment
 from idode.diffusion.clocks import CLOCKS
+from idode.diffusion.histogram import Histogram
 from idode.diffusion.model import Condition, DiffusionODE
 from idode.diffusion.noise_levels import (
     Adaptive,
@@ -73,6 +74,7 @@ def build_density(
         "uniform-gamma": lambda: UniformGamma(*ends),
         "normal-gamma": lambda: NormalGamma(*ends),
         "adaptive": lambda: Adaptive(*ends, generator=generator),
+        "histogram": lambda: Histogram(*ends),
     }
     if name not in densities:
         raise InputError(
@@ -121,6 +123,17 @@ class Batch:
         )
 
 
+def _paired(x: Tensor) -> Tensor:
+    """Each even row twice: of levels spread evenly these are half as many, spread evenly."""
+    return x[::2].repeat_interleave(2, dim=0)
+
+
+def _opposed(eps: Tensor) -> Tensor:
+    """The noise of each even row, followed by minus itself."""
+    sign = torch.tensor([1.0, -1.0]).repeat(len(eps) // 2)
+    return _paired(eps) * sign.reshape(-1, *[1] * (eps.ndim - 1))
+
+
 @dataclass(frozen=True)
 class Objective:
     """The loss that is minimised; ``density`` may have parameters of its own."""
@@ -159,8 +172,12 @@ class Objective:
         noise: Noise = lambda: torch.rand(whole, generator=generator)[here]  # noqa: E731
         x0 = samples.to(torch.float32) if levels is None else place(samples, levels, noise)
         times = self._times(count, generator)
-        own = times.each(lambda x: x[here])
-        eps = torch.randn(whole, generator=generator)[here]
+        eps = torch.randn(whole, generator=generator)
+        if self.config.antithetic:
+            assert first % 2 == 0 == len(samples) % 2  # the trainer has seen to it
+            x0, times, eps = _paired(x0), times.each(_paired), _opposed(eps)
+            condition = {name: _paired(value) for name, value in condition.items()}
+        own, eps = times.each(lambda x: x[here]), eps[here]
         probes: tuple[Tensor, ...] = ()
         if self.config.differentiates:
             like_all = x0.new_empty(()).expand(whole)
@@ -188,7 +205,12 @@ def _matching(objective: Objective, model: DiffusionODE, batch: Batch) -> Losses
         return choose("second order", config.second, SECOND_ORDERS)(config, model, batch)
     weight = choose("weighting", config.weighting, WEIGHTINGS)(batch.times)
     given = batch.x0, batch.eps, batch.times.gamma
-    first = first_order(model, *given, weight, batch.condition)
+    # Drawn like dropout, from the global generator, which the step has seeded.
+    rows, device = len(batch.x0), batch.x0.device
+    code = model.path.encode(batch.x0, lambda n: torch.rand(rows, n, device=device))
+    first = first_order(model, *given, weight, {**batch.condition, **code.condition})
+    # No noise level was drawn for the code: the density that every loss is divided by cancels.
+    first = first - (code.mean_weight * batch.times.density).to(first)
     return Losses(first, torch.zeros_like(first))
 
 

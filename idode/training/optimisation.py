@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from idode.errors import InputError, choose
 from idode.runs.config import TrainConfig
-from idode.training.muon import Combined, Muon
+from idode.training.matrices import Combined
+from idode.training.muon import Muon
+from idode.training.soap import Soap
 
 __all__ = [
     "DECAYS",
@@ -22,6 +24,7 @@ __all__ = [
     "learning_rate",
     "moments",
     "muon",
+    "soap",
 ]
 
 DECAYS: dict[str, Callable[[float], float]] = {
@@ -34,7 +37,7 @@ FUSED = ("cpu", "cuda")  # devices that have it since torch 2.4
 
 # Layers between data and hidden states, by their names in our networks: their matrices have a
 # meaning of their own, and Adam's steps suit them better.
-ENDS = ("conv_in.", "conv_out.", "dense_in.", "dense_out.")
+ENDS = {"conv_in", "conv_out", "dense_in", "dense_out"}
 
 
 def learning_rate(config: TrainConfig, step: int, peak: float | None = None) -> float:
@@ -79,23 +82,49 @@ def adam(named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> torc
     return optimiser
 
 
+def _split(
+    named: Iterable[tuple[str, nn.Parameter]], optimizer: str
+) -> tuple[list[nn.Parameter], list[tuple[str, nn.Parameter]]]:
+    """The kernels of hidden layers, and everything else by name."""
+    every = list(named)
+    hidden = {name for name, p in every if p.ndim > 1 and not ENDS & set(name.split("."))}
+    if not hidden:
+        raise InputError(f"{optimizer} needs matrices, and the network has none: choose adamw")
+    kernels = [p for name, p in every if name in hidden]
+    return kernels, [(name, p) for name, p in every if name not in hidden]
+
+
+def _with_adam(
+    matrices: torch.optim.Optimizer,
+    peak: float,
+    rest: list[tuple[str, nn.Parameter]],
+    config: TrainConfig,
+) -> Combined:
+    """An optimiser of kernels with its own learning rate, and AdamW for the rest."""
+    for group in matrices.param_groups:
+        group["peak"] = peak
+    return Combined(matrices, *([adam(rest, config)] if rest else []))
+
+
 def muon(named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> Combined:
     """Muon for the kernels of hidden layers, AdamW for all else."""
-    every = list(named)
-    hidden = {name for name, p in every if p.ndim > 1 and not name.startswith(ENDS)}
-    kernels = [p for name, p in every if name in hidden]
-    rest = [(name, p) for name, p in every if name not in hidden]
-    if not kernels:
-        raise InputError("muon needs matrices, and the network has none: choose adamw")
-    parts: list[torch.optim.Optimizer] = [Muon(kernels, config.matrix_lr, config.weight_decay)]
-    for group in parts[0].param_groups:
-        group["peak"] = config.matrix_lr
-    return Combined(*parts, *([adam(rest, config)] if rest else []))
+    kernels, rest = _split(named, "muon")
+    matrices = Muon(kernels, config.matrix_lr, config.weight_decay)
+    return _with_adam(matrices, config.matrix_lr, rest, config)
+
+
+def soap(named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> Combined:
+    """SOAP for the kernels of hidden layers, AdamW for all else, both at ``lr``."""
+    kernels, rest = _split(named, "soap")
+    betas = config.betas[0], config.betas[1]
+    matrices = Soap(kernels, config.lr, betas, config.eps, config.weight_decay)
+    return _with_adam(matrices, config.lr, rest, config)
 
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer | Combined]] = {
     "adamw": adam,
     "muon": muon,
+    "soap": soap,
 }
 
 

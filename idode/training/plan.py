@@ -23,11 +23,11 @@ Speed = Callable[[Config, Dataset, World, float], list[float]]
 
 # Width, depth and halvings, by compute; the second is that of the presets.
 SMALL, MEDIUM, LARGE = (32, 2, 0), (32, 3, 1), (64, 4, 1)
-FEWEST, MANY = 600, 12_000  # steps that the medium network should have, and those that allow more
+FEWEST, MANY = 600, 40_000  # steps that the medium network should have, and those that allow more
 TINY_SIDE = 16  # of images that are never halved
 BATCHES = (16, 32, 64, 128)
-ENOUGH = 8_000  # steps; with more of them, larger batches
-PASSES, DROPOUT = 200, 0.1  # through the training data, from which on there is dropout
+ENOUGH = 20_000  # steps; with more of them, larger batches
+PASSES, DROPOUT = 50, 0.1  # through the training data, from which on there is dropout
 LINES, EVALUATIONS = 100, 5  # of metrics and held-out values in a training
 MEASURING = 0.01  # of the time, for each measurement
 SHARE, DRAWS, BACKWARD = 0.03, 8, 3  # of the time for evaluation; forward passes

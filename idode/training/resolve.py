@@ -94,7 +94,7 @@ def finetuning_config(
 
 
 def check_net(config: Config, net: nn.Module) -> None:
-    """Refuse another network than the configuration records, or one that cannot take the flag."""
+    """Refuse another network than the configuration records, or one that lacks an argument."""
     given = CustomNetConfig.of(net).name
     if isinstance(config.net, CustomNetConfig) and config.net.name != given:
         raise InputError(
@@ -103,11 +103,17 @@ def check_net(config: Config, net: nn.Module) -> None:
         )
     parameters = inspect.signature(net.forward).parameters.values()
     optional = [p for p in parameters if p.default is not p.empty or p.kind is p.VAR_KEYWORD]
-    takes_flag = any(p.name == "flag" or p.kind is p.VAR_KEYWORD for p in optional)
-    if config.objective.augment and not takes_flag:
+    taken = {p.name for p in optional}
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in optional)
+    if config.objective.augment and not (takes_all or "flag" in taken):
         raise InputError(
             f"objective.augment=true trains the network as net(x, t, flag=...), and {given} takes "
             "no flag: add an argument flag=None, or leave augmentation off"
+        )
+    if config.path.bits and not (takes_all or "code" in taken):
+        raise InputError(
+            f"path.bits={config.path.bits} trains the network as net(x, t, code=...), and {given} "
+            "takes no code: add an argument code=None, or set path.bits=0"
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from idode.diffusion.histogram import Histogram
 from idode.diffusion.noise_levels import Adaptive, Times
 from idode.errors import InputError, choose
 from idode.nets.layers import arranged, use_fast_backward
@@ -97,8 +98,11 @@ class State:
         return {width: average.net.state_dict() for width, average in self.powers.items()}
 
     def learn_levels(self, times: Times, losses: Tensor) -> None:
-        """One step of the adaptive distribution from all losses of a global batch, on the CPU."""
+        """Let a learned distribution follow all losses of a global batch, on the CPU."""
         density = self.objective.density
+        if isinstance(density, Histogram):
+            density.learn(times, losses)
+            return
         assert isinstance(density, Adaptive)
         assert self.density_optimiser is not None
         self.density_optimiser.zero_grad()
@@ -115,8 +119,9 @@ class State:
         first_order = moments(self.optimiser, self.net.named_parameters())
         found |= {f"adam/{k}": v for k, v in first_order.items()}
         density = self.objective.density
-        if isinstance(density, Adaptive) and self.density_optimiser is not None:
+        if isinstance(density, nn.Module):
             found |= {f"density/{k}": v for k, v in density.state_dict().items()}
+        if isinstance(density, Adaptive) and self.density_optimiser is not None:
             own = moments(self.density_optimiser, density.named_parameters())
             found |= {f"density_adam/{k}": v for k, v in own.items()}
         return found

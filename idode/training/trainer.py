@@ -17,7 +17,6 @@ from torch.nn.utils import clip_grad_norm_
 
 from idode.data.batches import Batches, Loader
 from idode.data.prepared import Dataset
-from idode.diffusion.noise_levels import Adaptive
 from idode.diffusion.objectives import Losses
 from idode.errors import InputError
 from idode.numerics import double, float32_products
@@ -29,7 +28,7 @@ from idode.runs.run import Run, diffusion_ode, save_model
 from idode.training import checkpoint
 from idode.training.acceleration import compile_in_place, in_precision
 from idode.training.budget import Budget
-from idode.training.grids import draw_grid, drawable
+from idode.training.grids import draw_grid, no_grid
 from idode.training.held_out import held_out_bits
 from idode.training.interruption import Agreement, Interruption
 from idode.training.metrics import MetricsLog
@@ -70,7 +69,12 @@ class Trainer:
     ) -> None:
         self.run, self.data, self.world, self.settings = run, data, world, run.config.train
         self.reporter: Reporter = reporter if reporter and world.writes else Silent()
-        world.rows(self.settings.batch_size, pieces=self.settings.accumulate)
+        own = world.rows(self.settings.batch_size, pieces=self.settings.accumulate)
+        if run.config.objective.antithetic and (own.stop - own.start) % 2:
+            raise InputError(
+                f"batch_size={self.settings.batch_size}: with antithetic=true every process and "
+                "piece needs an even number of samples, since they are made in pairs"
+            )
         learning_rate(self.settings, 0)
         self.fresh = start is None
         self._check_origin(begun=bool(checkpoint.steps(run.checkpoints)))
@@ -78,17 +82,17 @@ class Trainer:
         self.state = State(run.config, world, start, net)
         self.net = world.wrap(self.state.net)
         lowered = in_precision(self.net, self.settings.precision, world.device)
-        self.model = diffusion_ode(lowered, run.config)
+        self.model = diffusion_ode(self.state.net, run.config).with_net(lowered)
         self.average = diffusion_ode(self.state.average.net, run.config)
         used = len(data.train) - self.settings.hold_out
         self.batches = Batches(self.settings.seed, self.settings.batch_size, used)
         self.own = world.rows(self.settings.batch_size)
         self.watch = Watch(world, self.own.stop - self.own.start)
-        self.learns_levels = isinstance(self.state.objective.density, Adaptive)
+        self.learns_levels = isinstance(self.state.objective.density, nn.Module)
         self.latest: dict[str, float] = {}
         self.spent = 0.0  # seconds of train.minutes that were needed to choose settings
         self.pace = (0, 0.0)  # steps since the last line of metrics, and the seconds they took
-        self.draws = self.settings.sample_every > 0 and drawable(run.config)
+        self.draws = self.settings.sample_every > 0 and not no_grid(run.config)
         if self.settings.compile:
             compile_in_place(self.net, run.config, self.try_step)
 
@@ -101,7 +105,7 @@ class Trainer:
         self._check_origin(self.state.restore(self.run, self.world, self.reporter.notice))
         began, first, stopped = time.perf_counter(), self.state.step, False
         if self.settings.sample_every and not self.draws:
-            self.reporter.notice("no grids of samples: the data is not images of 1 or 3 colours")
+            self.reporter.notice(f"no grids of samples: {no_grid(self.run.config)}")
         if self.world.writes:
             forget_after(self.run.path, first)  # snapshots that no checkpoint followed
             if first:  # a kill may have come between checkpoint and model
@@ -200,7 +204,9 @@ class Trainer:
         state.optimiser.step()
         state.update_averages(step)
         if self.learns_levels:
-            state.learn_levels(batch.all_times, self.world.gather(total).cpu())
+            everyone = self.world.gather(total).cpu()
+            if bool(everyone.isfinite().all()):  # a step that diverged would stay in them
+                state.learn_levels(batch.all_times, everyone)
         state.counter += 1
         second = double(losses.second) / density
         state.interval.add(scaled, second, norm, self.watch.diverged)

@@ -111,6 +111,8 @@ def claims() -> list[Claim]:
         Claim(("idode-vp", "uniform"), ("idode-sp", "uniform"), "table of bounds"),
         Claim(("idode-vp", "tn"), ("idode-sp", "tn"), "table of bounds, ImageNet-32"),
         Claim(("idode-vp", "fid"), ("idode-sp", "fid"), "main table"),
+        # MuLAN came later: the claim is that of its own paper.
+        *(Claim(("mulan", m), (BASELINE, m), "Sahoo et al. 2024") for m in ("sde", "tn")),
     ]
     others = [name for name in COMPARED if name not in (BASELINE, *FINETUNED)]
     found += [

@@ -118,7 +118,8 @@ class Experiment:
         """The SDE bound of as many images as the held-out curve has."""
         count = self.plan.config(self.plan.entries()[0], self.data.identity).train.evaluate_count
         bound = sde_bound(model, self.data.test[:count], draws=self.plan.measurement.draws)
-        return {"sde": bound.mean, "sde_error": bound.standard_error}, ()
+        values = {"sde": bound.mean, "sde_error": bound.standard_error}
+        return values | ({"code": bound.code} if bound.code else {}), ()
 
     def _ode(self, model: DiffusionODE) -> Values:
         """Bits/dim by two dequantizations, on the grid of the first, which starts earlier."""

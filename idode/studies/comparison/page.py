@@ -42,6 +42,12 @@ def legend(c: Comparison) -> list[str]:
         f"steps to {BASELINE}, s to {BASELINE}: steps and seconds of training until the held-out "
         f"SDE bound first reaches the final value of {BASELINE} with the same seed, without the "
         "time of evaluation.",
+        *(
+            f"{row.name}: a code of each image costs {row.cells['code'].text(4)} bits/dim of its "
+            "SDE bound, and all its values are bounds over such codes, with their cost."
+            for row in c.rows
+            if "code" in row.cells
+        ),
     ]
 
 

@@ -130,7 +130,7 @@ def rows(names: Sequence[str], found: Sequence[Outcome]) -> list[Row]:
 
 def _row(name: str, runs: Sequence[Outcome]) -> Row:
     cells = {}
-    for metric in (*METRICS, "held_out", "least_steps"):
+    for metric in (*METRICS, "held_out", "least_steps", "code"):
         values = [o.values[metric] for o in runs if metric in o.values]
         if values:
             cells[metric] = _cell(values, len(runs))

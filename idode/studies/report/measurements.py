@@ -17,7 +17,7 @@ from idode.batches import to_tensor
 from idode.data.identity import Identity
 from idode.data.prepared import Dataset
 from idode.diffusion.model import DiffusionODE
-from idode.diffusion.noise_levels import Adaptive, Designed, NoiseLevelDistribution, UniformGamma
+from idode.diffusion.noise_levels import Designed, NoiseLevelDistribution, UniformGamma
 from idode.errors import InputError
 from idode.evaluation.likelihood import sde_bound
 from idode.likelihood.bits_per_dim import BitsPerDim
@@ -272,7 +272,7 @@ def distributions(run: Run, model: DiffusionODE) -> dict[str, NoiseLevelDistribu
     if own in ("designed", "uniform-gamma"):
         return found
     density = build_density(own, model)
-    if isinstance(density, Adaptive):
+    if isinstance(density, nn.Module):
         saved = load_latest(run.checkpoints, lambda text: None)
         if saved is None:
             return found  # it is learned with the network and stored in checkpoints only

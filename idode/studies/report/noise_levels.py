@@ -7,7 +7,7 @@ density :math:`p`, so the densities are compared on the same noise (math.md: los
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -68,13 +68,18 @@ def measure_noise_levels(
     """
     uniform = UniformGamma(model.gamma_min, model.gamma_max)
 
+    def uniforms(rows: int, generator: torch.Generator | None) -> Callable[[int], Tensor]:
+        return lambda count: torch.rand(rows, count, generator=generator)
+
     def loss(gamma: Tensor, generator: torch.Generator | None) -> Tensor:
         found = []
         for lo in range(0, len(gamma), BATCH):
             clock = gamma[lo : lo + BATCH].to(x0.device)
             rows = torch.arange(lo, lo + len(clock), device=x0.device) % len(x0)
             eps = torch.randn(x0[rows].shape, generator=generator).to(x0)
-            found.append(first_order(model, x0[rows], eps, clock).cpu())
+            code = model.path.encode(x0[rows], uniforms(len(rows), generator))
+            nats = first_order(model, x0[rows], eps, clock, condition=code.condition)
+            found.append(nats.cpu())
         return torch.cat(found)
 
     seen = loss_variance(loss, uniform, levels, draws * len(x0), generator)
