@@ -46,6 +46,7 @@ NUMERICAL = {
     "test_ode.py",
     "test_parity.py",
     "test_predictors.py",
+    "test_quantization.py",
     "test_sampling.py",
     "test_schedules.py",
     "test_time_sampling.py",

@@ -34,7 +34,8 @@ class HubModel(ModelHubMixin, DiffusionODE, library_name="idode", tags=["idode"]
         """The same model, which shares its network with the given one."""
         found = cls(
             model.net, model.schedule, model.gamma_min, model.gamma_max, model.predictor,
-            model.clock, model.levels, model.shape, model.gaussian_path,
+            model.clock, model.levels, model.shape, model.gaussian_path, model.path,
+            model.quantization,
         )  # fmt: skip
         found.uniform_start = model.uniform_start
         return found

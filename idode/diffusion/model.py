@@ -26,6 +26,7 @@ from idode.diffusion.predictors import (
     Velocity,
     convert,
 )
+from idode.diffusion.quantization import Quantization
 from idode.diffusion.schedules import Schedule
 from idode.errors import InputError
 from idode.numerics import check_range, like
@@ -65,6 +66,7 @@ class DiffusionODE(nn.Module):
         shape: Shape of one sample, without the batch; needed for sampling.
         gaussian_path: Whether a state given clean data is Gaussian; else it has no noise.
         path: Noise level of each dimension at a time of the clock; by default the clock itself.
+        quantization: Where given, the network predicts what it leaves to be predicted.
     """
 
     description: str = ""  # what idode.adapt understood
@@ -85,6 +87,7 @@ class DiffusionODE(nn.Module):
         shape: tuple[int, ...] | None = None,
         gaussian_path: bool = True,
         path: NoisePath = ONE_LEVEL,
+        quantization: Quantization | None = None,
     ) -> None:
         super().__init__()
         check_range(gamma_min, gamma_max)
@@ -95,6 +98,7 @@ class DiffusionODE(nn.Module):
         self.levels = levels
         self.shape = None if shape is None else tuple(shape)
         self.gaussian_path, self.path = gaussian_path, path
+        self.quantization = quantization
 
     @property
     def device(self) -> torch.device:
@@ -116,7 +120,7 @@ class DiffusionODE(nn.Module):
         """Another network on the same path."""
         found = DiffusionODE(
             net, self.schedule, self.gamma_min, self.gamma_max, self.predictor, self.clock,
-            self.levels, self.shape, self.gaussian_path, self.path,
+            self.levels, self.shape, self.gaussian_path, self.path, self.quantization,
         )  # fmt: skip
         found.uniform_start = self.uniform_start
         return found
@@ -148,6 +152,10 @@ class DiffusionODE(nn.Module):
         scaled = like(self.predictor.c_in(self.schedule, level), x) * x
         given = {name: value for name, value in condition.items() if value is not None}
         prediction = self.net(scaled, time, **given)
+        if self.quantization is not None:
+            _, b = self.predictor.coefficients(self.schedule, level)
+            known = self.quantization.noise(x, level, self.schedule)
+            prediction = prediction + like(b, x) * known
         return convert(prediction, x, level, self.schedule, self.predictor, wanted)
 
     def check_gaussian_path(self) -> None:

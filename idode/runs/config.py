@@ -63,6 +63,8 @@ class ModelConfig:
             that of the variance of a bin.
         levels: Grey levels of the data, ``None`` for continuous data; taken from the data.
         shape: Shape of one sample, without the batch; taken from the data.
+        quantization: ``learned`` by the network, as in the paper; or in ``closed-form``, added to
+            what the network predicts.
     """
 
     schedule: str = "vp"
@@ -73,6 +75,7 @@ class ModelConfig:
     levels: int | None = 256
     shape: tuple[int, ...] = (3, 32, 32)
     uniform_start: float | None = new_field(None)
+    quantization: str = new_field("learned")
 
     def __post_init__(self) -> None:
         if self.clock is not None and len(self.clock) != 2:
@@ -210,6 +213,11 @@ class Config:
                 f"path.bits={self.path.bits} learns the noise levels from the variational bound: "
                 "it needs objective.order=1, weighting=likelihood, method=matching and "
                 "truncation=none"
+            )
+        if self.model.quantization != "learned" and self.objective.data == "uniform":
+            raise InputError(
+                f"quantization={self.model.quantization} is for data at the centres of its bins, "
+                "and objective.data=uniform fills them: choose quantization=learned"
             )
         if self.objective.augment and not self.net.flag:
             raise InputError(

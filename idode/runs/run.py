@@ -34,6 +34,7 @@ from idode.diffusion.clocks import ScaledGamma
 from idode.diffusion.learned_path import ONE_LEVEL, LearnedPath, NoisePath, PathNet
 from idode.diffusion.model import DiffusionODE
 from idode.diffusion.predictors import named
+from idode.diffusion.quantization import QUANTIZATIONS
 from idode.diffusion.schedules import SCHEDULES, start_gamma
 from idode.errors import InputError, choose
 from idode.nets.config import CustomNetConfig, UNetConfig
@@ -125,6 +126,7 @@ def diffusion_ode(net: nn.Module, config: Config) -> DiffusionODE:
         levels=model.levels,
         shape=model.shape,
         path=path,
+        quantization=choose("quantization", model.quantization, QUANTIZATIONS)(model.levels),
     )
     found.uniform_start = model.uniform_start
     return found

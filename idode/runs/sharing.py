@@ -77,6 +77,7 @@ def _config(model: DiffusionODE, out: Path, data: str | None) -> Config:
             clock=(clock.gamma_min, clock.gamma_max),
             levels=model.levels,
             shape=model.shape,
+            quantization="learned" if model.quantization is None else "closed-form",
         ),
     )
 

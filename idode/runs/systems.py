@@ -40,7 +40,8 @@ def system(summary: str, schedule: str, predictor: str, density: str, *more: str
     return System(summary, (*(f"{name}={value}" for name, value in parts.items()), *more))
 
 
-SIMPLE, UNIFORM = "objective.weighting=simple", "objective.data=uniform"
+SIMPLE = "objective.weighting=simple"
+UNIFORM = ("objective.data=uniform", "model.quantization=learned")
 # The network adds its input, so it is asked for the velocity towards noise; the papers that have
 # data at time 1 have the same loss with the other sign.
 STRAIGHT, TURNING = "straight", "trigonometric"
@@ -53,11 +54,11 @@ COMPARED: dict[str, System] = {
     ),
     "scoreflow": system(
         "ScoreFlow: likelihood, its importance sampling, uniformly dequantized data",
-        *("vp", "noise", "uniform-gamma", UNIFORM, SCORE_SDE_END),
+        *("vp", "noise", "uniform-gamma", *UNIFORM, SCORE_SDE_END),
     ),
     "soft-truncation": system(
         "Soft Truncation: ScoreFlow above a random smallest time",
-        *("vp", "noise", "uniform-gamma", UNIFORM, SCORE_SDE_END, "objective.truncation=1"),
+        *("vp", "noise", "uniform-gamma", *UNIFORM, SCORE_SDE_END, "objective.truncation=1"),
     ),
     "flow-matching": system(
         "Flow Matching: optimal-transport path, its velocity, uniform time",
@@ -78,7 +79,7 @@ COMPARED: dict[str, System] = {
     ),
     "ffjord": system(
         "FFJORD: free velocity on a unit time, maximum likelihood through the solver",
-        *("vp", f"velocity:{TURNING}", f"uniform-time:{TURNING}", UNIFORM),
+        *("vp", f"velocity:{TURNING}", f"uniform-time:{TURNING}", *UNIFORM),
         "objective.method=simulation",
     ),
     "edm": system(

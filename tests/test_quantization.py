@@ -1,0 +1,167 @@
+"""The closed-form noise of quantized data against exact mixtures, and where it is used."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+import idode
+from idode.diffusion.exact import Lattice
+from idode.diffusion.learned_path import LearnedPath
+from idode.diffusion.model import DiffusionODE
+from idode.diffusion.predictors import NOISE, PREDICTORS
+from idode.diffusion.quantization import FEW_BELLS, Quantization, _bells, _harmonics
+from idode.diffusion.schedules import SCHEDULES, VariancePreserving, start_gamma
+from idode.errors import InputError
+from idode.likelihood.sde_bound import SDEBound
+from idode.runs.config import override
+from idode.runs.presets import PRESETS
+from idode.runs.run import build_net, diffusion_ode
+from idode.runs.systems import SYSTEMS, apply
+
+VP = VariancePreserving()
+LEVELS = 64
+# Noise of 0.1 bins up to 1.5, across the border between the two formulas.
+GAMMAS = [2 * math.log(s * 2 / LEVELS) for s in (0.1, 1 / 6, 0.39, 0.41, 0.7, 1.5)]
+
+
+def states(gamma: float, schedule: str) -> Tensor:
+    """In the middle of the range, where the ends are far away; all positions within a bin."""
+    x0 = torch.linspace(-0.2, 0.2, 997, dtype=torch.float64)[:, None]
+    return SCHEDULES[schedule].alpha(torch.tensor(gamma, dtype=torch.float64)) * x0
+
+
+@pytest.mark.parametrize("schedule", ["vp", "sp", "ve"])
+@pytest.mark.parametrize("gamma", GAMMAS)
+def test_it_is_the_posterior_mean_of_equally_likely_levels(gamma: float, schedule: str) -> None:
+    lattice = Lattice(
+        torch.arange(LEVELS)[:, None], torch.full((LEVELS,), 1 / LEVELS).double(), LEVELS
+    )
+    x, clock = states(gamma, schedule), torch.tensor(gamma, dtype=torch.float64)
+    exact = lattice.mixture.noise(x, clock, SCHEDULES[schedule])
+    found = Quantization(LEVELS).noise(x, clock, SCHEDULES[schedule])
+    torch.testing.assert_close(found, exact, rtol=0, atol=2e-7)
+
+
+def test_both_formulas_and_their_slopes_agree_where_one_takes_over() -> None:
+    u = torch.linspace(-2, 2, 401, dtype=torch.float64, requires_grad=True)
+    s = torch.full_like(u, FEW_BELLS)
+    values = [formula(u, s) for formula in (_bells, _harmonics)]
+    slopes = [torch.autograd.grad(v.sum(), u)[0] for v in values]
+    torch.testing.assert_close(*values, rtol=0, atol=1e-6)
+    torch.testing.assert_close(*slopes, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("s", [1e-3, 0.05, 1 / 6, 0.5, 10.0, 1e4])
+def test_value_and_gradient_are_finite_in_float32_at_every_noise_level(s: float) -> None:
+    gamma = torch.tensor(2 * math.log(s * 2 / 256), dtype=torch.float64)
+    x = torch.linspace(-1.5, 1.5, 5001)[:, None].requires_grad_()
+    found = Quantization(256).noise(x, gamma, VP)
+    (slope,) = torch.autograd.grad(found.sum(), x)
+    assert found.isfinite().all()
+    assert slope.isfinite().all()
+    if s >= 10:
+        assert not found.any()
+
+
+def test_one_noise_level_for_each_dimension_is_that_of_each_alone() -> None:
+    x = torch.randn(3, 4, dtype=torch.float64) / 4
+    gamma = torch.linspace(-12, -6, 12, dtype=torch.float64).reshape(3, 4)
+    found = Quantization(256).noise(x, gamma, VP)
+    for i in range(3):
+        for j in range(4):
+            alone = Quantization(256).noise(x[i : i + 1, j : j + 1], gamma[i, j], VP)
+            torch.testing.assert_close(found[i, j], alone[0, 0])
+
+
+@pytest.mark.parametrize("name", sorted(PREDICTORS))
+def test_it_is_added_to_the_noise_whatever_the_network_predicts(name: str) -> None:
+    x, gamma = torch.rand(5, 3, dtype=torch.float64) - 0.5, torch.linspace(-13, 2, 5).double()
+
+    def net(x: Tensor, t: Tensor) -> Tensor:
+        return torch.sin(3 * x) + t[:, None]
+
+    def model(quantization: Quantization | None) -> DiffusionODE:
+        return DiffusionODE(
+            net, VP, -13.3, 5.0, PREDICTORS[name], levels=256, quantization=quantization
+        )
+
+    known = Quantization(256).noise(x, gamma, VP)
+    without, given = (model(q).predict(x, gamma, NOISE) for q in (None, Quantization(256)))
+    torch.testing.assert_close(given, without + known)
+    assert known[0].abs().max() > 0.1
+
+
+def test_it_saves_the_divergence_of_the_noised_levels_from_a_flat_density() -> None:
+    levels, draws = 16, 512
+    pixels = torch.randint(4, 12, (200, 6), generator=torch.Generator().manual_seed(0))
+
+    def bound(quantization: Quantization | None) -> SDEBound:
+        model = DiffusionODE(
+            lambda x, t: torch.zeros_like(x), VP, start_gamma(levels), 5.0, NOISE,
+            levels=levels, shape=(6,), quantization=quantization,
+        )  # fmt: skip
+        return model.sde_bound(pixels, draws=draws)
+
+    without, given = bound(None), bound(Quantization(levels))
+    s, u = 1 / 6, torch.linspace(0, 1, 2001, dtype=torch.float64)
+    bells = torch.exp(-((u[:, None] - torch.arange(-3, 5)) ** 2) / (2 * s**2)).sum(1)
+    density = bells / (s * math.sqrt(2 * math.pi))
+    exact = float(torch.trapezoid(density * density.log(), u)) / math.log(2)
+    saved = without.per_image - given.per_image  # the same noise, so most of it cancels
+    error = float(saved.std()) / math.sqrt(len(saved))
+    assert float(saved.mean()) == pytest.approx(exact, abs=5 * error)
+    assert error < 0.01
+
+
+def test_a_run_remembers_it_and_so_does_a_saved_model(tmp_path: Path) -> None:
+    settings = ["model.quantization=closed-form"]
+    run = idode.train(
+        tiny.config(), out=tmp_path / "run", steps=2, settings=settings, progress=False
+    )
+    model = idode.load(run, device="cpu")
+    assert model.quantization == Quantization(run.config.model.levels or 0)
+    model.save_pretrained(tmp_path / "saved")
+    again = idode.load(tmp_path / "saved", device="cpu")
+    assert again.quantization == model.quantization
+    assert again.with_net(model.net).quantization == model.quantization
+
+
+def test_a_learned_path_may_have_it() -> None:
+    config = override(PRESETS["digits"], ["model.quantization=closed-form", "path.bits=4"])
+    net = build_net(config)
+    model = diffusion_ode(net, config)
+    assert isinstance(model.path, LearnedPath)
+    data = torch.randint(0, 17, (4, 1, 8, 8), generator=torch.Generator().manual_seed(0))
+    assert model.loss(data).isfinite()
+
+
+class TestRefusals:
+    def test_continuous_data(self) -> None:
+        config = override(PRESETS["vectors"], ["model.quantization=closed-form"])
+        with pytest.raises(InputError, match="grey levels"):
+            diffusion_ode(torch.nn.Identity(), config)
+
+    def test_an_unknown_name(self) -> None:
+        config = override(PRESETS["digits"], ["model.quantization=exact"])
+        with pytest.raises(InputError, match="closed-form"):
+            diffusion_ode(torch.nn.Identity(), config)
+
+    def test_data_that_fills_the_bins(self) -> None:
+        with pytest.raises(InputError, match="fills them"):
+            override(
+                PRESETS["digits"],
+                ["model.quantization=closed-form", "objective.data=uniform"],
+            )
+
+    @pytest.mark.parametrize("name", sorted(SYSTEMS))
+    def test_systems_on_uniform_data_learn_it_and_others_take_the_presets(self, name: str) -> None:
+        base = override(PRESETS["digits"], ["model.quantization=closed-form"])
+        config = apply(base, name)
+        uniform = config.objective.data == "uniform"
+        assert config.model.quantization == ("learned" if uniform else "closed-form")
