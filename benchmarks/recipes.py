@@ -4,19 +4,23 @@ r"""Which recipe gives the best bound for a given processor time on small images
         --try train.optimizer=adamw --try train.optimizer=muon
     python benchmarks/recipes.py cifar10 --seconds 60 --halve \
         --try net.depth=3 --try net.depth=2 net.halvings=0 --try net.width=48 --try net.width=24
+    python benchmarks/recipes.py digits --steps 1000 --race 20 --seeds 0 1 2 \
+        --try train.optimizer=adamw --try train.optimizer=muon
 
 A candidate is a preset with other settings: optimiser, network, batch or loss. All train on one
 thread with the preset's schedule for equal processor time; the number of steps follows from the
 measured seconds of a step, or is given. The last training images are held out and no candidate
 trains on them: choices are made there (SDE bound, 8 noise levels for each image). ``--test``
 measures the test images as well. ``--halve`` goes on with the better half of the candidates and
-twice the time until one is left.
+twice the time until one is left. ``--race`` looks at the held-out images on the way: how many
+steps and seconds do the others need to the last bound of the first candidate, seed by seed?
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import tempfile
 import time
@@ -32,6 +36,7 @@ from idode.evaluation.likelihood import sde_bound
 from idode.runs.config import Config, fit, override
 from idode.runs.distributed import World
 from idode.runs.presets import PRESETS
+from idode.studies.comparison.curves import Curve, learning_curve
 from idode.training.held_out import DRAWS
 from idode.training.speed import step_seconds
 from idode.training.train import train
@@ -57,6 +62,7 @@ class Bounds:
     seconds: float  # of the processor, start and checkpoint included
     held_out: float
     test: float | None
+    curve: Curve | None  # held out, in a race
 
 
 def parts(data: str, count: int) -> tuple[Dataset, Dataset]:
@@ -65,10 +71,12 @@ def parts(data: str, count: int) -> tuple[Dataset, Dataset]:
     return from_arrays(whole.train[:-count], whole.train[-count:], whole.levels), whole
 
 
-def configured(data: str, settings: list[str], dataset: Dataset) -> Config:
-    """The preset with a candidate's settings, and nothing measured or kept on the way."""
-    quiet = [f"train.{name}_every={NEVER}" for name in ("log", "evaluate", "checkpoint")]
-    few = ["train.sample_every=0", "train.evaluate_count=1"]
+def configured(data: str, settings: list[str], dataset: Dataset, race: int | None) -> Config:
+    """The preset with a candidate's settings; on the way nothing is measured but in a race."""
+    often, count = (NEVER, 1) if race is None else (race, len(dataset.test))
+    quiet = [f"train.{name}_every={often}" for name in ("log", "evaluate")]
+    few = [f"train.checkpoint_every={NEVER}", "train.sample_every=0"]
+    few.append(f"train.evaluate_count={count}")
     config = override(PRESETS[PRESET[data]], [*quiet, *few, *settings])
     return fit(config, dataset.levels, dataset.shape)
 
@@ -83,7 +91,7 @@ def paced(tried: list[list[str]], configs: list[Config], dataset: Dataset) -> li
     return [Candidate(*each) for each in zip(tried, configs, pace, strict=True)]
 
 
-def outcome(config: Config, held: Dataset, whole: Dataset, test_images: int) -> Bounds:
+def outcome(config: Config, held: Dataset, whole: Dataset, test_images: int, race: bool) -> Bounds:
     """Train to the end; the bounds on the held-out images and, if asked for, on the test set."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.process_time()
@@ -91,18 +99,20 @@ def outcome(config: Config, held: Dataset, whole: Dataset, test_images: int) -> 
         seconds, model = time.process_time() - began, run.model()
         own = sde_bound(model, held.test, draws=DRAWS)
         test = sde_bound(model, whole.test[:test_images], draws=DRAWS) if test_images else None
-    return Bounds(seconds, own.mean, None if test is None else test.mean)
+        curve = learning_curve(run) if race else None
+    return Bounds(seconds, own.mean, None if test is None else test.mean, curve)
 
 
-def tried(args: argparse.Namespace, candidate: Candidate, seconds: float) -> float:
-    """Train a candidate with all seeds and print a line for each; the mean bound held out."""
+def tried(args: argparse.Namespace, candidate: Candidate, seconds: float) -> list[Bounds]:
+    """Train a candidate with all seeds and print a line for each."""
     held, whole = args.datasets
     steps = args.steps or max(1, round(seconds / candidate.pace))
     bounds = []
     for seed in args.seeds:
         settings = replace(candidate.config.train, steps=steps, seed=seed)
-        found = outcome(replace(candidate.config, train=settings), held, whole, args.test)
-        bounds.append(found.held_out)
+        config = replace(candidate.config, train=settings)
+        found = outcome(config, held, whole, args.test, args.race is not None)
+        bounds.append(found)
         test = "" if found.test is None else f"{found.test:8.4f}"
         print(
             f"{candidate.pace:8.4f} {steps:6} {seed:5} {found.seconds:8.1f} "
@@ -115,7 +125,34 @@ def tried(args: argparse.Namespace, candidate: Candidate, seconds: float) -> flo
             line |= {"held_out_images": args.held_out}
             with args.json.open("a") as file:
                 file.write(json.dumps(line) + "\n")
-    return statistics.mean(bounds)
+    return bounds
+
+
+def mean_held_out(bounds: list[Bounds]) -> float:
+    """What candidates are chosen by."""
+    return statistics.mean(each.held_out for each in bounds)
+
+
+def race(goals: list[Bounds], bounds: list[Bounds]) -> str:
+    """Steps and seconds to the last bounds of the first candidate, as shares of what it needed."""
+    steps, seconds = [], []
+    for goal, own in zip(goals, bounds, strict=True):
+        assert goal.curve is not None
+        assert own.curve is not None
+        reached = own.curve.first_below(goal.curve.bits[-1])
+        if reached is None:
+            return "not reached with every seed"
+        steps.append(reached[0] / goal.curve.steps[-1])
+        seconds.append(reached[1] / goal.curve.seconds[-1])
+    return f"steps {with_error(steps)}, seconds {with_error(seconds)}"
+
+
+def with_error(values: list[float]) -> str:
+    """Mean and standard error, where there are several."""
+    if len(values) < 2:
+        return f"{values[0]:.3f}"
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return f"{statistics.mean(values):.3f}±{error:.3f}"
 
 
 def main() -> None:
@@ -131,6 +168,9 @@ def main() -> None:
         help="settings of one candidate",
     )  # fmt: skip
     parser.add_argument("--halve", action="store_true", help="successive halving, with --seconds")
+    parser.add_argument(
+        "--race", type=positive, metavar="N", help="look at the held-out images every N steps"
+    )
     parser.add_argument("--held-out", type=positive, default=300, help="training images [300]")
     parser.add_argument("--test", type=int, default=0, help="test images to measure as well [0]")
     parser.add_argument("--json", type=Path, help="append one line for each training")
@@ -140,14 +180,18 @@ def main() -> None:
     torch.set_num_threads(1)
     args.datasets = parts(args.data, args.held_out)
     held = args.datasets[0]
-    configs = [configured(args.data, settings, held) for settings in args.tried]
+    configs = [configured(args.data, settings, held, args.race) for settings in args.tried]
     candidates, seconds = paced(args.tried, configs, held), args.seconds or 0.0
     print("  s/step  steps  seed  seconds  held out    test  settings", flush=True)
     while True:
-        bounds = [(tried(args, each, seconds), i) for i, each in enumerate(candidates)]
+        bounds = [tried(args, each, seconds) for each in candidates]
+        if args.race is not None:
+            for each, own in zip(candidates, bounds, strict=True):
+                print(race(bounds[0], own), " ".join(each.settings), flush=True)
         if not args.halve or len(candidates) == 1:
             return
-        best = sorted(bounds)[: max(1, len(bounds) // 2)]
+        order = sorted((mean_held_out(own), i) for i, own in enumerate(bounds))
+        best = order[: max(1, len(order) // 2)]
         candidates, seconds = [candidates[i] for _, i in best], 2 * seconds
 
 
