@@ -63,7 +63,7 @@ def exact_model(path: LearnedPath) -> DiffusionODE:
     """Of independent normals; its noise is the best guess at the level of each dimension."""
 
     def net(x: Tensor, clock: Tensor, code: Tensor) -> Tensor:
-        gamma = path.level(clock, {"code": code})
+        gamma = path.at(clock, {"code": code}).level
         alpha, sigma = VP.alpha(gamma), VP.sigma(gamma)
         return sigma * (x - alpha * MEAN) / ((alpha * STD) ** 2 + sigma**2)
 
@@ -82,7 +82,7 @@ class TestLevels:
     def test_all_dimensions_share_both_ends_and_rise_in_between(self) -> None:
         path, clock = bent(), torch.linspace(*ENDS, 101, dtype=torch.float64)
         for code in CODES:
-            level = path.level(clock, {"code": code.expand(101, -1)})
+            level = path.at(clock, {"code": code.expand(101, -1)}).level
             ends = torch.tensor(ENDS, dtype=torch.float64)[:, None].expand(2, 3)
             torch.testing.assert_close(level[[0, -1]], ends)
             assert bool((level.diff(dim=0) > 0).all())
@@ -91,19 +91,31 @@ class TestLevels:
     def test_the_slope_is_the_derivative_by_the_clock(self) -> None:
         path = bent()
         clock = torch.linspace(-5.9, 17.9, 16, dtype=torch.float64).requires_grad_()
-        level, slope = (f(clock, {"code": CODES}) for f in (path.level, path.slope))
+        point = path.at(clock, {"code": CODES})
+        assert point.slope is not None
         for i in range(3):
-            (found,) = torch.autograd.grad(level[:, i].sum(), clock, retain_graph=True)
-            torch.testing.assert_close(slope[:, i], found)
+            (found,) = torch.autograd.grad(point.level[:, i].sum(), clock, retain_graph=True)
+            torch.testing.assert_close(point.slope[:, i], found)
 
     def test_a_fresh_path_is_the_clock_and_its_code_costs_nothing(self) -> None:
         path = LearnedPath((3,), *ENDS, BITS, 8)
         clock = torch.linspace(*ENDS, 16, dtype=torch.float64)
-        level = path.level(clock, {"code": CODES})
+        level = path.at(clock, {"code": CODES}).level
         torch.testing.assert_close(level, clock[:, None].expand(-1, 3))
         drawn = path.encode(torch.randn(16, 3), lambda n: torch.rand(16, n))
         torch.testing.assert_close(drawn.mean_weight, torch.zeros(16, dtype=torch.float64))
         torch.testing.assert_close(drawn.weight, torch.zeros(16, dtype=torch.float64))
+
+    @pytest.mark.parametrize("what", ["velocity", "noise", "first_order"])
+    def test_the_path_is_found_once_for_each_evaluation_of_the_network(self, what: str) -> None:
+        path, x, clock = bent(), torch.zeros(16, 3).double(), torch.zeros(16).double()
+        model, calls = DiffusionODE(lambda x, t, code: x, VP, *ENDS, NOISE, path=path), []
+        path.bend.register_forward_hook(lambda *_: calls.append(1))
+        if what == "first_order":
+            first_order(model, x, x, clock, condition={"code": CODES})
+        else:
+            getattr(model, what)(x, clock, code=CODES)
+        assert len(calls) == 1
 
 
 class TestBounds:

@@ -25,7 +25,7 @@ from idode.errors import InputError
 from idode.nets.layers import Dense, initialise
 from idode.numerics import check_range, double, home_of_float64, like
 
-__all__ = ["ONE_LEVEL", "Code", "LearnedPath", "NoisePath", "OneLevel", "PathNet"]
+__all__ = ["ONE_LEVEL", "Code", "LearnedPath", "NoisePath", "OneLevel", "PathNet", "PathPoint"]
 
 LEAST = 1e-3  # slope that a path keeps everywhere, of one that is 1 when training begins
 
@@ -42,18 +42,25 @@ class Code:
     mean_weight: Tensor  # (B,) nats, its mean: minus the divergence
 
 
+@dataclass(frozen=True)
+class PathPoint:
+    """Noise levels at a time of the clock, and how fast they rise: found once, used by all."""
+
+    clock: Tensor  # (B,) or ()
+    level: Tensor  # of the clock's shape, or (B, *) where dimensions differ
+    slope: Tensor | None = None  # of the level, by the clock; None where the level is the clock
+
+    def per_clock(self, rate: Tensor) -> Tensor:
+        r"""A rate by :math:`\gamma_i` as one by the clock: times :math:`\gamma_i'(s)`."""
+        return rate if self.slope is None else rate * like(self.slope, rate)
+
+
 class NoisePath(abc.ABC):
     """Noise levels of all dimensions as functions of the clock."""
 
     @abc.abstractmethod
-    def level(self, clock: Tensor, condition: Mapping[str, Tensor | None]) -> Tensor:
-        r""":math:`\gamma_i(s)`: of the clock's shape, or ``(B, *)`` where dimensions differ."""
-
-    @abc.abstractmethod
-    def per_clock(
-        self, rate: Tensor, clock: Tensor, condition: Mapping[str, Tensor | None]
-    ) -> Tensor:
-        r"""A rate by :math:`\gamma_i` as one by the clock: times :math:`\gamma_i'(s)`."""
+    def at(self, clock: Tensor, condition: Mapping[str, Tensor | None]) -> PathPoint:
+        r"""Where the path is at a time: :math:`\gamma_i(s)` and :math:`\gamma_i'(s)`."""
 
     @abc.abstractmethod
     def encode(self, x0: Tensor, uniforms: Uniforms) -> Code:
@@ -75,15 +82,9 @@ class NoisePath(abc.ABC):
 class OneLevel(NoisePath):
     """The clock is the noise level of all dimensions: nothing to learn, nothing to encode."""
 
-    def level(self, clock: Tensor, condition: Mapping[str, Tensor | None]) -> Tensor:
+    def at(self, clock: Tensor, condition: Mapping[str, Tensor | None]) -> PathPoint:
         """The clock itself."""
-        return clock
-
-    def per_clock(
-        self, rate: Tensor, clock: Tensor, condition: Mapping[str, Tensor | None]
-    ) -> Tensor:
-        """The rate itself."""
-        return rate
+        return PathPoint(clock, clock)
 
     def encode(self, x0: Tensor, uniforms: Uniforms) -> Code:
         """No code, at no cost."""
@@ -146,22 +147,12 @@ class LearnedPath(nn.Module, NoisePath):
         self.bend = _hidden_layer(bits, width, 3 * dim)
         initialise(self, generator)
 
-    def level(self, clock: Tensor, condition: Mapping[str, Tensor | None]) -> Tensor:
-        """``(B, *)`` float64."""
+    def at(self, clock: Tensor, condition: Mapping[str, Tensor | None]) -> PathPoint:
+        r"""Level, and :math:`\gamma_i'(s) = f_i'(t)/f_i(1)`; ``(B, *)`` float64 each."""
         t, a, b, d = self._polynomial(clock, condition)
-        span = self.gamma_max - self.gamma_min
-        return self.gamma_min + span * _rise(t, a, b, d) / _rise(torch.ones_like(t), a, b, d)
-
-    def slope(self, clock: Tensor, condition: Mapping[str, Tensor | None]) -> Tensor:
-        r""":math:`\gamma_i'(s) = f_i'(t)/f_i(1)`, ``(B, *)`` float64."""
-        t, a, b, d = self._polynomial(clock, condition)
-        return ((a * t**2 + b * t + d) ** 2 + LEAST) / _rise(torch.ones_like(t), a, b, d)
-
-    def per_clock(
-        self, rate: Tensor, clock: Tensor, condition: Mapping[str, Tensor | None]
-    ) -> Tensor:
-        """The rate times the slope, ``(B, *)``."""
-        return rate * like(self.slope(clock, condition), rate)
+        span, whole = self.gamma_max - self.gamma_min, _rise(torch.ones_like(t), a, b, d)
+        level = self.gamma_min + span * _rise(t, a, b, d) / whole
+        return PathPoint(clock, level, ((a * t**2 + b * t + d) ** 2 + LEAST) / whole)
 
     def encode(self, x0: Tensor, uniforms: Uniforms) -> Code:
         """One draw for each row of ``x0``, with its share of the bound."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from idode.diffusion.clocks import Clock, ScaledGamma
-from idode.diffusion.learned_path import ONE_LEVEL, NoisePath
+from idode.diffusion.learned_path import ONE_LEVEL, NoisePath, PathPoint
 from idode.diffusion.predictors import (
     NOISE,
     NORMALIZED_VELOCITY,
@@ -136,6 +136,10 @@ class DiffusionODE(nn.Module):
             wanted: The predictor to convert to.
             **condition: Passed on to the network; those that are ``None`` are left out.
         """
+        return self.predict_at(self.point(x, gamma, condition), x, wanted, condition)
+
+    def point(self, x: Tensor, gamma: Tensor, condition: Mapping[str, Tensor | None]) -> PathPoint:
+        """Noise levels of states ``(B, *)`` at a time of the clock, ``(B,)`` or ``()``."""
         if not x.is_floating_point():
             raise InputError(
                 f"the state must be floating point, got {x.dtype}: dequantize integer pixels first"
@@ -145,10 +149,20 @@ class DiffusionODE(nn.Module):
                 f"gamma must be a scalar or one value for each of {x.shape[0]} states, "
                 f"got shape {tuple(gamma.shape)}"
             )
+        return self.path.at(gamma, condition)
+
+    def predict_at(
+        self,
+        point: PathPoint,
+        x: Tensor,
+        wanted: Predictor,
+        condition: Mapping[str, Tensor | None],
+    ) -> Tensor:
+        """:meth:`predict` for callers that need the noise levels too, and have found them."""
         if not isinstance(wanted, Velocity | TimedVelocity):
             self.check_gaussian_path()
-        time = self.clock.time(gamma).to(x).expand(x.shape[0])
-        level = self.path.level(gamma, condition)
+        time = self.clock.time(point.clock).to(x).expand(x.shape[0])
+        level = point.level
         scaled = like(self.predictor.c_in(self.schedule, level), x) * x
         given = {name: value for name, value in condition.items() if value is not None}
         prediction = self.net(scaled, time, **given)
@@ -169,7 +183,8 @@ class DiffusionODE(nn.Module):
 
     def velocity(self, x: Tensor, gamma: Tensor, **condition: Tensor | None) -> Tensor:
         r"""Drift of the ODE on the clock, :math:`\mathrm dx/\mathrm d\gamma`."""
-        return self.path.per_clock(self.predict(x, gamma, VELOCITY, **condition), gamma, condition)
+        point = self.point(x, gamma, condition)
+        return point.per_clock(self.predict_at(point, x, VELOCITY, condition))
 
     def forward(self, x: Tensor, gamma: Tensor, **condition: Tensor | None) -> Tensor:
         """The same as :meth:`velocity`."""

@@ -53,11 +53,12 @@ def first_order(
     """
     model.check_gaussian_path()
     schedule, predictor, given = model.schedule, model.predictor, condition or {}
-    level = model.path.level(gamma, given)
-    said = model.predict(diffuse(x0, eps, level, schedule), gamma, predictor, **given)
+    point = model.point(x0, gamma, given)
+    level = point.level
+    said = model.predict_at(point, diffuse(x0, eps, level, schedule), predictor, given)
     square = (said - target(x0, eps, level, schedule, predictor)) ** 2
     w = predictor.likelihood_weight(schedule, level) if weight is None else weight(level)
-    return weighted_sum(model.path.per_clock(w, gamma, given), square)
+    return weighted_sum(point.per_clock(w), square)
 
 
 @dataclass(frozen=True)
