@@ -325,6 +325,26 @@ def test_the_report_measures_noise_levels_with_codes() -> None:
     assert bool(found.noise_error.isfinite().all())
 
 
+def test_the_errors_of_the_report_are_not_weighted_by_the_slope_of_the_path() -> None:
+    path = bent()
+    with torch.no_grad():  # one code for all data, so that its errors have a closed form
+        path.encoder.dense_out.weight.zero_()
+        path.encoder.dense_out.bias.fill_(50)
+    model, g = exact_model(path), torch.Generator().manual_seed(0)
+    x0 = MEAN + STD * torch.randn(4000, 3, generator=g, dtype=torch.float64)
+    found = measure_noise_levels(model, x0, {"uniform": UniformGamma(*ENDS)}, 8, 1, g)
+    level = path.at(found.gamma, {"code": torch.ones(8, BITS)}).level
+    # E(eps - eps_hat)² is the share of the data in the variance, s²/(s² + e^gamma).
+    noise = STD**2 / (STD**2 + torch.exp(level))
+    # 4,000 squared normal numbers for each dimension: relative deviation sqrt(2 / 4,000), times
+    # four. Under VP the normalised velocity's error is that of the noise over alpha².
+    allowed = {"rtol": 0.09, "atol": 0}
+    torch.testing.assert_close(found.noise_error, noise.mean(1), **allowed)
+    torch.testing.assert_close(
+        found.velocity_error, (noise / VP.alpha(level) ** 2).mean(1), **allowed
+    )
+
+
 def test_the_trainer_of_a_run_has_one_path(tmp_path: Path) -> None:
     run = Run(tmp_path, tiny.config(*SETTINGS), tiny.dataset().identity)
     trainer = Trainer(run, tiny.dataset(), tiny.CPU)

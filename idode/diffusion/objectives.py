@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from idode.diffusion.learned_path import PathPoint
 from idode.diffusion.model import Condition, DiffusionODE
 from idode.diffusion.predictors import NOISE, VELOCITY, convert, target
 from idode.diffusion.schedules import Schedule
@@ -18,7 +19,14 @@ from idode.errors import InputError
 from idode.numerics import like, per_sample, weighted_sum
 from idode.ode.divergence import hutchinson, products
 
-__all__ = ["Losses", "diffuse", "first_order", "second_order", "second_order_score"]
+__all__ = [
+    "Losses",
+    "diffuse",
+    "first_order",
+    "second_order",
+    "second_order_score",
+    "squared_errors",
+]
 
 Weight = Callable[[Tensor], Tensor]
 
@@ -26,6 +34,18 @@ Weight = Callable[[Tensor], Tensor]
 def diffuse(x0: Tensor, eps: Tensor, gamma: Tensor, schedule: Schedule) -> Tensor:
     r""":math:`x = \alpha x_0 + \sigma\epsilon`, ``(B, *)`` (math.md: forward)."""
     return like(schedule.alpha(gamma), x0) * x0 + like(schedule.sigma(gamma), x0) * eps
+
+
+def squared_errors(
+    model: DiffusionODE, x0: Tensor, eps: Tensor, gamma: Tensor, condition: Condition
+) -> tuple[PathPoint, Tensor]:
+    """Noise levels, and the squared errors ``(B, *)`` of the model's own predictor there."""
+    model.check_gaussian_path()
+    schedule, predictor = model.schedule, model.predictor
+    point = model.point(x0, gamma, condition)
+    state = diffuse(x0, eps, point.level, schedule)
+    said = model.predict_at(point, state, predictor, condition)
+    return point, (said - target(x0, eps, point.level, schedule, predictor)) ** 2
 
 
 def first_order(
@@ -51,13 +71,11 @@ def first_order(
         weight: Of the squared error at ``gamma``; ``None`` is the likelihood's.
         condition: Keyword arguments of the network, such as labels or augmentation flags.
     """
-    model.check_gaussian_path()
-    schedule, predictor, given = model.schedule, model.predictor, condition or {}
-    point = model.point(x0, gamma, given)
-    level = point.level
-    said = model.predict_at(point, diffuse(x0, eps, level, schedule), predictor, given)
-    square = (said - target(x0, eps, level, schedule, predictor)) ** 2
-    w = predictor.likelihood_weight(schedule, level) if weight is None else weight(level)
+    point, square = squared_errors(model, x0, eps, gamma, condition or {})
+    if weight is None:
+        w = model.predictor.likelihood_weight(model.schedule, point.level)
+    else:
+        w = weight(point.level)
     return weighted_sum(point.per_clock(w), square)
 
 

@@ -1,7 +1,8 @@
 r"""Errors of the network at each noise level, and the variance of the loss they cause.
 
 All figures use the same draws. With :math:`L = \frac12\|\epsilon - \hat\epsilon\|^2` at
-:math:`\gamma` known, the variance of :math:`L/p` is that of :math:`L` over :math:`p^2` for any
+:math:`\gamma` known (on a learned path :math:`\frac12\sum_i\gamma_i'(\epsilon_i -
+\hat\epsilon_i)^2`), the variance of :math:`L/p` is that of :math:`L` over :math:`p^2` for any
 density :math:`p`, so the densities are compared on the same noise (math.md: loss-variance).
 """
 
@@ -15,9 +16,9 @@ from torch import Tensor
 
 from idode.diffusion.model import DiffusionODE
 from idode.diffusion.noise_levels import NoiseLevelDistribution, UniformGamma
-from idode.diffusion.objectives import first_order
+from idode.diffusion.objectives import squared_errors
 from idode.diffusion.predictors import NORMALIZED_VELOCITY
-from idode.studies.loss_variance import loss_variance
+from idode.numerics import weighted_sum
 
 __all__ = ["DensityCurve", "NoiseLevels", "measure_noise_levels"]
 
@@ -37,7 +38,7 @@ class DensityCurve:
 
 @dataclass(frozen=True)
 class NoiseLevels:
-    """Squared errors of the network over gamma, and the variance under each distribution."""
+    """Squared errors of the network over the clock, and the variance under each distribution."""
 
     gamma: Tensor  # (G,) equally spaced
     time: Tensor  # (G,) gamma scaled to [0, 1]
@@ -66,40 +67,53 @@ def measure_noise_levels(
         draws: Draws of the noise for each row of ``x0`` at each level.
         generator: Generator of the noise, on the CPU.
     """
-    uniform = UniformGamma(model.gamma_min, model.gamma_max)
-
-    def uniforms(rows: int, generator: torch.Generator | None) -> Callable[[int], Tensor]:
-        return lambda count: torch.rand(rows, count, generator=generator)
-
-    def loss(gamma: Tensor, generator: torch.Generator | None) -> Tensor:
-        found = []
-        for lo in range(0, len(gamma), BATCH):
-            clock = gamma[lo : lo + BATCH].to(x0.device)
-            rows = torch.arange(lo, lo + len(clock), device=x0.device) % len(x0)
-            eps = torch.randn(x0[rows].shape, generator=generator).to(x0)
-            code = model.path.encode(x0[rows], uniforms(len(rows), generator))
-            nats = first_order(model, x0[rows], eps, clock, condition=code.condition)
-            found.append(nats.cpu())
-        return torch.cat(found)
-
-    seen = loss_variance(loss, uniform, levels, draws * len(x0), generator)
-    gamma, dim, span = seen.gamma, x0[0].numel(), model.gamma_max - model.gamma_min
-    own = seen.per_level * uniform.density(gamma) ** 2  # of L itself
-    weight = NORMALIZED_VELOCITY.likelihood_weight(model.schedule, gamma)
+    dim, span = x0[0].numel(), model.gamma_max - model.gamma_min
+    middles = (torch.arange(levels, dtype=torch.float64) + 0.5) / levels
+    gamma = UniformGamma(model.gamma_min, model.gamma_max).quantile(middles)
+    drawn = torch.stack([_terms(model, x0, g.expand(draws * len(x0)), generator) for g in gamma])
+    nats, noise, velocity = drawn.mean(2).unbind(1)  # (G,) each
+    own, loss = drawn[:, 0].var(1), float(nats.mean()) * span
     t = torch.linspace(0, 1, 257, dtype=torch.float64)
     curves = []
     for name, density in densities.items():
         with torch.no_grad():
             p, quantile = density.density(gamma), density.quantile(t)
         # The levels are the middles of equal pieces of the clock: a mean is an integral.
-        square = float(((own + seen.mean**2) / p).mean()) * span
-        curves.append(DensityCurve(name, t, quantile, own / p**2, square - seen.loss**2))
+        square = float(((own + nats**2) / p).mean()) * span
+        curves.append(DensityCurve(name, t, quantile, own / p**2, square - loss**2))
     return NoiseLevels(
         gamma=gamma,
         time=(gamma - model.gamma_min) / span,
-        noise_error=2 * seen.mean / dim,
-        velocity_error=seen.mean / weight / dim,
+        noise_error=noise / dim,
+        velocity_error=velocity / dim,
         densities=tuple(curves),
         images=len(x0),
         draws=draws,
     )
+
+
+@torch.no_grad()
+def _terms(model: DiffusionODE, x0: Tensor, gamma: Tensor, generator: torch.Generator) -> Tensor:
+    """The loss and the squared errors of noise and velocity, float64 ``(3, B)`` on the CPU.
+
+    Rows of ``x0`` are taken in turn, one for each entry of ``gamma``. On a learned path the loss
+    is weighted by the slope of the path, and the errors are not.
+    """
+    found = []
+    for lo in range(0, len(gamma), BATCH):
+        clock = gamma[lo : lo + BATCH].to(x0.device)
+        clean = x0[torch.arange(lo, lo + len(clock), device=x0.device) % len(x0)]
+        eps = torch.randn(clean.shape, generator=generator).to(clean)
+        code = model.path.encode(clean, _uniforms(len(clean), generator))
+        point, square = squared_errors(model, clean, eps, clock, code.condition)
+        own, theirs = (
+            predictor.likelihood_weight(model.schedule, point.level)
+            for predictor in (model.predictor, NORMALIZED_VELOCITY)
+        )
+        weights = point.per_clock(own), 2 * own, own / theirs
+        found.append(torch.stack([weighted_sum(w, square).cpu() for w in weights]))
+    return torch.cat(found, dim=1).double()
+
+
+def _uniforms(rows: int, generator: torch.Generator) -> Callable[[int], Tensor]:
+    return lambda count: torch.rand(rows, count, generator=generator)
