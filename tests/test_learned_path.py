@@ -293,6 +293,11 @@ class TestTraining:
         with pytest.raises(InputError, match=r"path\.bits=4 learns .* from the variational bound"):
             tiny.config(*SETTINGS, setting)
 
+    def test_a_network_without_a_path_is_refused(self) -> None:
+        config = tiny.config(*SETTINGS)
+        with pytest.raises(InputError, match=r"path\.bits=4 .* this UNet has none: .*build_net"):
+            diffusion_ode(build_net(tiny.config()), config)
+
 
 class TestSampling:
     def test_samples_draw_their_codes_from_the_prior_by_their_number(self) -> None:

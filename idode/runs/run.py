@@ -114,7 +114,12 @@ def diffusion_ode(net: nn.Module, config: Config) -> DiffusionODE:
     model = config.model
     path: NoisePath = ONE_LEVEL
     if config.path.bits:
-        assert isinstance(net, PathNet)
+        if not isinstance(net, PathNet):
+            raise InputError(
+                f"path.bits={config.path.bits} learns noise levels with the network, and this "
+                f"{type(net).__name__} has none: give what build_net(config) builds, or set "
+                "path.bits=0"
+            )
         path = net.path
     found = DiffusionODE(
         net=net,
