@@ -23,6 +23,7 @@ from idode.diffusion.objectives import first_order
 from idode.diffusion.predictors import NOISE
 from idode.diffusion.schedules import SCHEDULES
 from idode.errors import InputError
+from idode.evaluation.evaluate import evaluate
 from idode.evaluation.likelihood import bits_per_dim, sde_bound
 from idode.evaluation.run_store import model_hash
 from idode.likelihood.estimator import LikelihoodSettings, LogWeightEstimator
@@ -297,6 +298,32 @@ class TestTraining:
         config = tiny.config(*SETTINGS)
         with pytest.raises(InputError, match=r"path\.bits=4 .* this UNet has none: .*build_net"):
             diffusion_ode(build_net(tiny.config()), config)
+
+
+class TestGivenCode:
+    """A value for a code that q(z|x) did not draw is no bound."""
+
+    @pytest.mark.parametrize("what", ["loss", "bits_per_dim", "sde_bound"])
+    def test_bounds_refuse_it(self, what: str) -> None:
+        pixels = torch.from_numpy(tiny.images()[:5].astype(np.int32))
+        with pytest.raises(InputError, match=r"a code was given, .*leave it out, or .*log_prob"):
+            getattr(tiny_model(), what)(pixels, code=torch.ones(5, BITS))
+
+    def test_evaluate_refuses_it(self, tmp_path: Path) -> None:
+        run = tiny.train(tmp_path, *SETTINGS, "train.steps=1").run
+        how = {"data": tiny.dataset(), "limit": 2, "progress": False, "device": "cpu"}
+        with pytest.raises(InputError, match="a code was given"):
+            evaluate(run, condition={"code": torch.ones(8, BITS)}, **how)
+
+    def test_a_network_on_one_level_may_take_a_condition_of_that_name(self) -> None:
+        net = lambda x, t, code: 0.1 * x * code[:, :1]  # noqa: E731
+        model = DiffusionODE(net, VP, *ENDS, NOISE, levels=4, shape=(3,))
+        pixels, code = torch.zeros(2, 3, dtype=torch.int32), torch.ones(2, 1)
+        one, two = (
+            model.loss(pixels, generator=torch.Generator().manual_seed(0), code=k * code)
+            for k in (1, 2)
+        )
+        assert float(one) != float(two)
 
 
 class TestSampling:

@@ -41,6 +41,15 @@ class Code:
     weight: Tensor  # (B,) nats, log p(z) - log q(z|x) of this draw
     mean_weight: Tensor  # (B,) nats, its mean: minus the divergence
 
+    def joined(self, condition: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This and the condition that a user gave, which may not have a code of its own."""
+        if self.condition.keys() & condition.keys():
+            raise InputError(
+                "a code was given, and this model draws its own from each image (path.bits): with "
+                "another one the value is no bound; leave it out, or give it to log_prob"
+            )
+        return {**condition, **self.condition}
+
 
 @dataclass(frozen=True)
 class PathPoint:

@@ -223,8 +223,8 @@ class DiffusionODE(nn.Module):
         code = self.path.encode(
             x0, lambda n: torch.rand(len(x0), n, generator=generator, dtype=torch.float64)
         )
-        given |= code.condition
-        nats = first_order(self, x0, eps, times.gamma.to(x0.device), condition=given)
+        gamma = times.gamma.to(x0.device)
+        nats = first_order(self, x0, eps, gamma, condition=code.joined(given))
         weighted = nats / times.density.to(nats) - code.mean_weight.to(nats)
         return nats_to_bits(weighted.mean(), x0[0].numel())
 

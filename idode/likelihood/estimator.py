@@ -209,7 +209,7 @@ class LogWeightEstimator:
         x0 = clean_data(batch.values, self.model.levels, self.dtype)
         drawn = self.model.path.encode(x0, numbers)
         weight = drawn.mean_weight if self.settings.closed_form else drawn.weight
-        return {**batch.condition, **drawn.condition}, weight
+        return drawn.joined(batch.condition), weight
 
     def probes(self, x: Tensor, indices: Sequence[int], repeat: int, count: int) -> Tensor | None:
         """Probes ``(count, B, *)``, or ``None`` for the exact divergence."""

@@ -172,7 +172,7 @@ class SDEBoundEstimator:
         at = levels.at((drawn[:, 0] + k // 2) / (self.draws // 2))
         eps = drawn[:, 1:].reshape(pixels.shape).to(pixels.device, self.dtype)
         x0 = centres(pixels, self.levels, self.dtype)
-        condition = {**batch.condition, **self._code(batch, k).condition}
+        condition = self._code(batch, k).joined(batch.condition)
         nats = first_order(model, x0, eps, at.gamma, condition=condition)
         return double(nats) / at.density
 

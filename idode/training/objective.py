@@ -208,7 +208,7 @@ def _matching(objective: Objective, model: DiffusionODE, batch: Batch) -> Losses
     # Drawn like dropout, from the global generator, which the step has seeded.
     rows, device = len(batch.x0), batch.x0.device
     code = model.path.encode(batch.x0, lambda n: torch.rand(rows, n, device=device))
-    first = first_order(model, *given, weight, {**batch.condition, **code.condition})
+    first = first_order(model, *given, weight, code.joined(batch.condition))
     # No noise level was drawn for the code: the density that every loss is divided by cancels.
     first = first - (code.mean_weight * batch.times.density).to(first)
     return Losses(first, torch.zeros_like(first))
