@@ -71,6 +71,16 @@ def test_the_second_order_differentiates_twice_through_the_shared_network(tmp_pa
     assert compare(tmp_path, "objective.order=2", "train.steps=5", many=4) == 5
 
 
+def test_a_learned_path_and_its_codes_are_those_of_one_process(tmp_path: Path) -> None:
+    """The path is no part of the forward pass that is shared, and codes belong to images."""
+    path = ("path.bits=4", "path.width=8", "model.predictor=noise", "train.steps=6")
+    assert compare(tmp_path, "objective.density=uniform-gamma", *path) == 6
+    found = load_file(tmp_path / "2" / "model.safetensors")
+    moved = [name for name, value in found.items() if name.endswith("dense_out.weight")
+             and name.startswith("path.") and bool(value.any())]  # fmt: skip
+    assert len(moved) == 2  # both begin with zeros
+
+
 def test_both_processes_stop_after_the_same_step_and_one_goes_on(tmp_path: Path) -> None:
     words = command(tmp_path, "run", "train.steps=4000", "train.checkpoint_every=3")
     ended = forks().run(

@@ -30,7 +30,7 @@ from idode.likelihood.estimator import LikelihoodSettings, LogWeightEstimator
 from idode.nets.config import NO_PATH
 from idode.numerics import nats_to_bits
 from idode.ode.dormand_prince import Dopri5
-from idode.runs.config import from_json, override, to_json
+from idode.runs.config import ObjectiveConfig, from_json, override, to_json
 from idode.runs.presets import PRESETS
 from idode.runs.run import Run, build_net, diffusion_ode
 from idode.runs.systems import apply
@@ -231,10 +231,10 @@ class TestTraining:
         t = torch.tensor([0.03, 0.2, 0.41, 0.6, 0.83, 0.99], dtype=torch.float64)
         x0, eps = torch.randn(2, 6, 3, generator=g, dtype=torch.float64)
         times = objective.density.at(t)
-        torch.manual_seed(5)
-        losses = objective.losses(model, TrainingBatch(x0, eps, times, {}, (), times))
-        torch.manual_seed(5)
-        drawn = path.encode(x0, lambda n: torch.rand(6, n))
+        uniforms = torch.rand(6, BITS, generator=g)
+        batch = TrainingBatch(x0, eps, times, {}, (), times, uniforms)
+        losses = objective.losses(model, batch)
+        drawn = path.encode(x0, lambda n: uniforms)
 
         code = drawn.condition["code"]
         a, b, d = path.bend(code).reshape(6, 3, 3).unbind(1)
@@ -251,6 +251,17 @@ class TestTraining:
         error = eps - model.net(z, t[:, 0], code=code)
         theirs = (slope * error**2).sum(1) / 2 - drawn.mean_weight
         torch.testing.assert_close(losses.first / times.density, theirs)
+
+    def test_codes_belong_to_rows_of_the_global_batch_and_pairs_share_theirs(self) -> None:
+        pixels, density = torch.from_numpy(tiny.images()[:8]), UniformGamma(*ENDS)
+        for antithetic in (False, True):
+            config = ObjectiveConfig(antithetic=antithetic)
+            objective = Objective(config, density, bits=BITS)
+            g, again = (torch.Generator().manual_seed(0) for _ in range(2))
+            whole = objective.draw(pixels, 4, g).uniforms
+            part = objective.draw(pixels[4:], 4, again, first=4, count=8).uniforms
+            assert torch.equal(part, whole[4:])
+            assert torch.equal(whole[::2], whole[1::2]) == antithetic
 
     def test_a_step_moves_the_network_the_path_and_the_encoder(self, tmp_path: Path) -> None:
         trainer = tiny.train(tmp_path, *SETTINGS, "train.steps=10")

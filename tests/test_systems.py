@@ -71,7 +71,7 @@ def case(name: str, *settings: str, network: Callable[..., Tensor] = net) -> Cas
     probes = torch.randint(0, 2, (1, *x0.shape), generator=g).double() * 2 - 1
     with torch.no_grad():
         times = objective.density.at(t)
-    batch = Batch(x0 / 2, eps, times, {}, tuple(probes), times)
+    batch = Batch(x0 / 2, eps, times, {}, tuple(probes), times, x0[:, :0])
     losses = objective.losses(model, batch).total(config.objective.ratio)
     return Case(model, batch, (losses / times.density).detach())
 
@@ -351,7 +351,7 @@ class TestSimulation:
         density = build_density(config.objective.density, model)
         times = density.at(torch.rand(5, generator=g).double())
         for_all = tuple(probe.expand(5, -1) for probe in probes)
-        batch = Batch(x, torch.zeros_like(x), times, {}, for_all, times)
+        batch = Batch(x, torch.zeros_like(x), times, {}, for_all, times, x[:, :0])
         objective = Objective(config.objective, density, config.simulation)
         ours = (objective.losses(model, batch).first / batch.times.density).sum()
         (gradient,) = torch.autograd.grad(ours, matrix)

@@ -153,6 +153,7 @@ def without_numbers(batch: Batch) -> Batch:
         {name: fake(value) for name, value in batch.condition.items()},
         tuple(map(fake, batch.probes)),
         batch.all_times,
+        fake(batch.uniforms),
     )
 
 

@@ -15,7 +15,7 @@ from idode.numerics import double, float32_products, nats_to_bits
 from idode.runs.config import Config, ObjectiveConfig
 from idode.runs.distributed import World
 from idode.training.objective import Objective
-from idode.training.randomness import Purpose, generator, seeded_globally
+from idode.training.randomness import Purpose, generator
 
 __all__ = ["held_out_bits"]
 
@@ -38,16 +38,17 @@ def held_out_bits(model: DiffusionODE, split: Split, config: Config, world: Worl
         total += bound.per_image.sum()
     elif rows.start < rows.stop:
         samples = torch.from_numpy(split[:count].copy())
-        total += _diffusion_bits(model, samples, rows, world).sum()
+        total += _diffusion_bits(model, samples, rows, config.path.bits, world).sum()
     return float(world.sum(total)) / count
 
 
 @torch.no_grad()
-def _diffusion_bits(model: DiffusionODE, samples: Tensor, rows: slice, world: World) -> Tensor:
+def _diffusion_bits(
+    model: DiffusionODE, samples: Tensor, rows: slice, bits: int, world: World
+) -> Tensor:
     density = Designed(model.schedule, model.gamma_min, model.gamma_max)
-    objective = Objective(ObjectiveConfig(), density)
+    objective = Objective(ObjectiveConfig(), density, bits=bits)
     drawn = objective.draw(samples, None, generator(0, Purpose.HELD_OUT))
     batch = drawn.part(rows, world.device)
-    with seeded_globally(world.device, 0):
-        nats = double(objective.losses(model, batch).first) / batch.times.density
+    nats = double(objective.losses(model, batch).first) / batch.times.density
     return nats_to_bits(nats, math.prod(samples.shape[1:])).cpu()

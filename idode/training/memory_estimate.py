@@ -111,7 +111,7 @@ def step_memory(config: Config, net: nn.Module | None = None) -> StepMemory:
     built.requires_grad_()
     model = diffusion_ode(built, config)
     density = build_density(config.objective.density, model)
-    objective = Objective(config.objective, density, config.simulation)
+    objective = Objective(config.objective, density, config.simulation, config.path.bits)
     levels, shape = config.model.levels, config.model.shape
 
     images, place = SAMPLE, torch.device("meta")

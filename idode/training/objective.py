@@ -94,6 +94,7 @@ class Batch:
     condition: Condition  # keyword arguments of the network, (B, *) each
     probes: tuple[Tensor, ...]  # (B, *) each
     all_times: Times  # those of the global batch, on the CPU
+    uniforms: Tensor  # (B, m) draw the codes of a learned path; m = 0 without one
 
     def part(self, rows: slice, device: torch.device) -> Batch:
         """Some rows, on a device; the copies of pinned rows wait for nothing."""
@@ -109,6 +110,7 @@ class Batch:
             {name: take(value) for name, value in self.condition.items()},
             tuple(map(take, self.probes)),
             self.all_times,
+            take(self.uniforms),
         )
 
     def pinned(self) -> Batch:
@@ -120,6 +122,7 @@ class Batch:
             {name: value.pin_memory() for name, value in self.condition.items()},
             tuple(p.pin_memory() for p in self.probes),
             self.all_times,
+            self.uniforms.pin_memory(),
         )
 
 
@@ -141,6 +144,7 @@ class Objective:
     config: ObjectiveConfig
     density: NoiseLevelDistribution
     simulation: SimulationConfig = NO_REGULARISATION
+    bits: int = 0  # of the code of each sample, where the noise path is learned
 
     def draw(
         self,
@@ -182,7 +186,10 @@ class Objective:
         if self.config.differentiates:
             like_all = x0.new_empty(()).expand(whole)
             probes = Rademacher().draw(self.config.probes, like_all, generator)[:, here].unbind()
-        return Batch(x0, eps, own, condition, probes, times)
+        uniforms = torch.rand(count, self.bits, generator=generator)[here]
+        if self.config.antithetic:  # a pair differs by the sign of its noise alone
+            uniforms = _paired(uniforms)
+        return Batch(x0, eps, own, condition, probes, times, uniforms)
 
     @torch.no_grad()
     def _times(self, n: int, generator: torch.Generator) -> Times:
@@ -205,9 +212,7 @@ def _matching(objective: Objective, model: DiffusionODE, batch: Batch) -> Losses
         return choose("second order", config.second, SECOND_ORDERS)(config, model, batch)
     weight = choose("weighting", config.weighting, WEIGHTINGS)(batch.times)
     given = batch.x0, batch.eps, batch.times.gamma
-    # Drawn like dropout, from the global generator, which the step has seeded.
-    rows, device = len(batch.x0), batch.x0.device
-    code = model.path.encode(batch.x0, lambda n: torch.rand(rows, n, device=device))
+    code = model.path.encode(batch.x0, lambda n: batch.uniforms)
     first = first_order(model, *given, weight, code.joined(batch.condition))
     # No noise level was drawn for the code: the density that every loss is divided by cancels.
     first = first - (code.mean_weight * batch.times.density).to(first)

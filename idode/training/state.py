@@ -73,7 +73,8 @@ class State:
             diffusion_ode(self.net, config),
             generator(settings.seed, Purpose.DENSITY),
         )
-        self.objective = Objective(config.objective, density, config.simulation)
+        bits = config.path.bits
+        self.objective = Objective(config.objective, density, config.simulation, bits)
         self.density_optimiser: torch.optim.Optimizer | None = None
         if isinstance(density, Adaptive):
             timing = replace(settings, lr=settings.density_lr, weight_decay=0.0)
