@@ -19,8 +19,12 @@ from idode.ode.adams import Adams
 from idode.runs.config import fit, override
 from idode.runs.presets import PRESETS
 from idode.runs.run import open_run
+from idode.training import memory_check
 from idode.training.finetuning import finetuned
 from idode.training.memory_estimate import StepMemory, memory_lines, step_memory
+from idode.training.optimisation import OPTIMIZERS
+from idode.training.soap import LARGEST
+from idode.training.state import State
 from idode.training.train import finetune
 from idode.training.trainer import Trainer
 
@@ -143,6 +147,35 @@ class TestEstimate:
         config = fit(replace(PRESETS["vectors"], net=CustomNetConfig("Net")), None, (5,))
         # Of the input of the first layer nobody asks for a gradient.
         assert step_memory(config, Net()).flops == 2 * 5 * 5 * (3 + 2)
+
+    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    @pytest.mark.parametrize("more", [(), ("path.bits=4",), ("train.snapshot_every=10",)])
+    def test_it_counts_what_the_state_of_a_training_holds(
+        self, optimizer: str, more: tuple[str, ...]
+    ) -> None:
+        """With sides of kernels on either side of the longest that SOAP has a basis for."""
+        wide = ("net.width=116", "net.groups=4", f"train.optimizer={optimizer}")
+        config = tiny.config(*wide, *more)
+        state = State(config, tiny.CPU)
+        sides = {n for p in state.net.parameters() if p.ndim > 1 for n in p.flatten(1).shape}
+        assert min(sides) < LARGEST < max(sides)
+        networks = [state.net, state.average.net, *(a.net for a in state.powers.values())]
+        kept = [p for net in networks for p in net.parameters()]
+        kept += [x for own in state.optimiser.state.values() for x in own.values()]
+        kept += list(state.net.parameters())  # gradients are as large
+        known = sum(x.numel() * x.element_size() for x in kept)
+        assert step_memory(config).weights == known
+
+    def test_a_training_whose_bases_do_not_fit_is_refused(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        configs = [tiny.config(f"train.optimizer={name}") for name in ("adamw", "soap")]
+        adamw, soap = (step_memory(config).weights for config in configs)
+        assert adamw < soap
+        monkeypatch.setattr(memory_check, "available_bytes", lambda device: (adamw + soap) // 2)
+        memory_check.check_training_size(configs[0], torch.device("cpu"))
+        with pytest.raises(InputError, match=r"the network needs at least .* GB to be trained"):
+            memory_check.check_training_size(configs[1], torch.device("cpu"))
 
     @pytest.mark.once
     @pytest.mark.parametrize(

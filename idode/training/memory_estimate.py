@@ -20,8 +20,8 @@ from torch.utils.flop_counter import flop_registry
 
 from idode.nets.config import CustomNetConfig
 from idode.runs.config import Config
-from idode.runs.memory import COPIES
-from idode.runs.run import build_net, diffusion_ode
+from idode.runs.run import diffusion_ode
+from idode.training.memory_check import optimiser_bytes, shapes_of, weight_bytes
 from idode.training.objective import Objective, build_density
 
 __all__ = ["StepMemory", "memory_lines", "step_memory"]
@@ -39,7 +39,7 @@ SAMPLE = 16  # images of the step that is counted; so many that gradients of wei
 class StepMemory:
     """Bytes that a training step takes on one device, and its arithmetic."""
 
-    weights: int  # with their gradients, moments and average
+    weights: int  # with their gradients, averages and what the optimiser keeps
     image: int  # for each image that is computed with others
     flops: int = 0  # floating-point operations of products for each image
 
@@ -104,11 +104,7 @@ def step_memory(config: Config, net: nn.Module | None = None) -> StepMemory:
         config: Settings.
         net: The network where it is custom; it is not changed.
     """
-    with torch.device("meta"):
-        built = build_net(config, net=net).train()
-    if net is not None:
-        built = built.to("meta")
-    built.requires_grad_()
+    built = shapes_of(config, net).train().requires_grad_()
     model = diffusion_ode(built, config)
     density = build_density(config.objective.density, model)
     objective = Objective(config.objective, density, config.simulation, config.path.bits)
@@ -124,12 +120,10 @@ def step_memory(config: Config, net: nn.Module | None = None) -> StepMemory:
         total = losses.total(config.objective.ratio).double() / part.times.density
         total.mean().backward()  # type: ignore[no-untyped-call]
 
-    parameters = 4 * sum(p.numel() for p in built.parameters())
     with _Counter() as counter:
         step()
-    return StepMemory(
-        COPIES * parameters, math.ceil(counter.peak / images), counter.flops // images
-    )
+    kept = weight_bytes(config, built) + optimiser_bytes(config, built)
+    return StepMemory(kept, math.ceil(counter.peak / images), counter.flops // images)
 
 
 def memory_lines(config: Config) -> list[str]:

@@ -23,7 +23,6 @@ from idode.numerics import double, float32_products
 from idode.runs.config import TrainConfig
 from idode.runs.distributed import World
 from idode.runs.folder import settle
-from idode.runs.memory import check_training_size
 from idode.runs.run import Run, diffusion_ode, save_model
 from idode.training import checkpoint
 from idode.training.acceleration import compile_in_place, in_precision
@@ -31,6 +30,7 @@ from idode.training.budget import Budget
 from idode.training.grids import draw_grid, no_grid
 from idode.training.held_out import held_out_bits
 from idode.training.interruption import Agreement, Interruption
+from idode.training.memory_check import check_training_size
 from idode.training.metrics import MetricsLog
 from idode.training.objective import Batch
 from idode.training.optimisation import learning_rate
