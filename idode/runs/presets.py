@@ -66,11 +66,11 @@ DIGITS = Config(
     name="digits",
     data="digits",
     net=DIGITS_NET,
-    model=ModelConfig(levels=17, shape=(1, 8, 8)),
+    model=ModelConfig(levels=17, shape=(1, 8, 8), quantization="closed-form"),
     train=TrainConfig(
         steps=5000,
         batch_size=64,
-        lr=4e-3,
+        lr=1e-2,
         decay="cosine",
         ema=0.999,
         ema_warmup=True,
@@ -89,7 +89,7 @@ FASHION = replace(
     name="fashion-mnist-small",
     data="fashion-mnist",
     net=FASHION_NET,
-    model=ModelConfig(shape=(1, 28, 28)),
+    model=replace(DIGITS.model, levels=256, shape=(1, 28, 28)),
     train=replace(
         DIGITS.train,
         steps=16_000,
@@ -107,8 +107,8 @@ CIFAR10_SMALL = replace(
     name="cifar10-small",
     data="cifar10",
     net=replace(FASHION_NET, channels=3),
-    model=ModelConfig(shape=(3, 32, 32)),
-    train=replace(FASHION.train, steps=15_000),
+    model=replace(FASHION.model, shape=(3, 32, 32)),
+    train=replace(FASHION.train, steps=10_000),
 )
 IMAGES = replace(FASHION, name="images", data=None)
 VECTORS = Config(
