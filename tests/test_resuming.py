@@ -17,6 +17,7 @@ from forking import forks
 
 from idode.cli.main import main
 from idode.errors import InputError
+from idode.evaluation import run_store
 from idode.evaluation.run_store import model_hash, open_store
 from idode.evaluation.runner import BatchRunner, Codec
 from idode.evaluation.store import JsonlStore
@@ -25,8 +26,9 @@ from idode.likelihood.dequantization import TruncatedNormal, Uniform
 from idode.likelihood.learned_dequantization import Learned
 from idode.nets.bin_flow import BinFlow, BinFlowConfig
 from idode.runs import pretrained
+from idode.runs.config import to_json
 from idode.runs.dequantizer_file import load_dequantizer, save_dequantizer
-from idode.runs.run import open_run, save_model
+from idode.runs.run import diffusion_ode, open_run, save_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FAST = ["--split", "train", "--limit", "7", "--batch-size", "2", "--draws", "2"]
@@ -187,6 +189,26 @@ class TestPlace:
         save_model(opened.path, doubled)
         assert model_hash(opened, model) == before
         assert model_hash(opened, opened.model()) != before
+
+    def test_a_newer_setting_counts_only_where_it_is_not_what_models_had_before(
+        self, run: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        opened = open_run(run)
+        net = opened.net()
+
+        def hashed(quantization: str) -> str:
+            model = dataclasses.replace(opened.config.model, quantization=quantization)
+            config = dataclasses.replace(opened.config, model=model)
+            return model_hash(
+                dataclasses.replace(opened, config=config), diffusion_ode(net, config)
+            )
+
+        before, given = hashed("learned"), hashed("closed-form")
+        assert before != given
+        fields = to_json(opened.config)
+        del fields["model"]["quantization"]  # as a version without the setting wrote it
+        monkeypatch.setattr(run_store, "to_json", lambda config: fields)
+        assert hashed("learned") == before
 
     def test_a_model_of_the_package_has_its_journal_in_the_cache(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

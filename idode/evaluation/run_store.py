@@ -25,6 +25,15 @@ from idode.runs.run import EVALUATIONS, Run
 __all__ = ["model_hash", "open_store"]
 
 
+# Fields that came after the first hashes were stored, with what models had before. There they are
+# left out, so that calibrations, detectors and evaluations of such models stay valid.
+LATER: dict[str, dict[str, Any]] = {"model": {"quantization": "learned"}, "net": {}}
+
+
+def _hashed(fields: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in fields.items() if k not in later or v != later[k]}
+
+
 def model_hash(run: Run, model: DiffusionODE, learned: Learned | None = None) -> str:
     """SHA-256 of all that a run's numbers depend on: its diffusion, its network and its weights.
 
@@ -36,7 +45,7 @@ def model_hash(run: Run, model: DiffusionODE, learned: Learned | None = None) ->
         learned: Its dequantizer, where the numbers depend on one.
     """
     config = to_json(run.config)
-    parts = {name: config[name] for name in ("model", "net")}
+    parts = {name: _hashed(config[name], later) for name, later in LATER.items()}
     total = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
     _add_weights(total, model.net)
     if learned is not None:
