@@ -14,6 +14,7 @@ from idode.likelihood.dequantization import Uniform, uniform_start
 from idode.nets.config import CustomNetConfig, MLPConfig, UNetConfig
 from idode.nets.unet import UNet
 from idode.runs.config import Config, TrainConfig, fit, from_json, override, to_json
+from idode.runs.objective_config import LEARNED
 from idode.runs.presets import PRESETS, SUMMARIES
 from idode.runs.run import diffusion_ode
 
@@ -167,6 +168,15 @@ def test_the_digits_network_has_216_thousand_parameters() -> None:
 def test_a_bad_setting_is_refused_with_what_is_allowed(setting: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         override(PRESETS["digits"], [setting])
+
+
+@pytest.mark.parametrize("density", LEARNED)
+def test_a_density_does_not_learn_from_losses_that_contain_it(density: str) -> None:
+    settings = ["objective.weighting=simple", f"objective.density={density}"]
+    with pytest.raises(InputError, match=f"weighting=simple with density={density}: .*; choose"):
+        override(PRESETS["digits"], settings)
+    override(PRESETS["digits"], settings[:1])
+    override(PRESETS["digits"], settings[1:])
 
 
 def test_settings_that_only_fit_together_are_taken_together() -> None:
