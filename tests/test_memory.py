@@ -18,9 +18,10 @@ from idode.nets.config import CustomNetConfig
 from idode.ode.adams import Adams
 from idode.runs.config import fit, override
 from idode.runs.presets import PRESETS
-from idode.runs.run import open_run
+from idode.runs.run import Run, open_run
 from idode.training import memory_check
 from idode.training.finetuning import finetuned
+from idode.training.memory_check import optimiser_bytes, shapes_of, weight_bytes
 from idode.training.memory_estimate import StepMemory, memory_lines, step_memory
 from idode.training.optimisation import OPTIMIZERS
 from idode.training.soap import LARGEST
@@ -176,6 +177,27 @@ class TestEstimate:
         memory_check.check_training_size(configs[0], torch.device("cpu"))
         with pytest.raises(InputError, match=r"the network needs at least .* GB to be trained"):
             memory_check.check_training_size(configs[1], torch.device("cpu"))
+
+    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    @pytest.mark.parametrize("bits", [0, 4])
+    def test_a_network_that_cannot_be_copied_is_counted_and_fails_for_its_own_reason(
+        self, optimizer: str, bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Net(torch.nn.Linear):
+            def __deepcopy__(self, memo: object) -> Net:
+                raise RuntimeError("there is one of it only")
+
+        base = tiny.config(f"train.optimizer={optimizer}", f"path.bits={bits}")
+        config = replace(base, net=CustomNetConfig("Net"))
+        weights = dict(shapes_of(config, torch.nn.Linear(16, 16)).named_parameters())
+        known = weight_bytes(config, weights) + optimiser_bytes(config, weights)
+        for there, fits in ((known, True), (known - 1, False)):
+            monkeypatch.setattr(memory_check, "available_bytes", lambda device, n=there: n)
+            with pytest.raises(
+                RuntimeError if fits else InputError,
+                match="there is one of it only" if fits else "the network needs at least",
+            ):
+                Trainer(Run(tmp_path, config, None), tiny.dataset(), tiny.CPU, net=Net(16, 16))
 
     @pytest.mark.once
     @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -32,21 +32,22 @@ def shapes_of(config: Config, net: nn.Module | None = None) -> nn.Module:
     return built.to("meta")
 
 
-def weight_bytes(config: Config, built: nn.Module) -> int:
-    """Weights, gradients and averages of a network, on whatever device it is."""
+def weight_bytes(config: Config, weights: Mapping[str, Tensor]) -> int:
+    """Weights, gradients and averages of a network, given by name, on whatever device it is."""
     copies = 3 + (len(WIDTHS) if config.train.snapshot_every else 0)
-    return copies * _bytes(built.parameters())
+    return copies * _bytes(weights.values())
 
 
-def optimiser_bytes(config: Config, built: nn.Module) -> int:
-    """What the optimiser keeps of a network on the device ``meta``.
+def optimiser_bytes(config: Config, weights: Mapping[str, Tensor]) -> int:
+    """What the optimiser keeps of the weights of a network, given by name.
 
     It is made of shapes alone, since each keeps something else: Muon one moment of a kernel, SOAP
     two and up to four matrices.
     """
     optimizer = choose("optimizer", config.train.optimizer, OPTIMIZERS)
     with torch.device("meta"):
-        state = optimizer(built.named_parameters(), config.train).state
+        shapes = {n: _shape_of(p) for n, p in weights.items()}
+        state = optimizer(shapes.items(), config.train).state
     return _bytes(x for own in state.values() for x in own.values())
 
 
@@ -65,13 +66,10 @@ def check_training_size(
         net: The network where it is custom.
     """
     there = available_bytes(device)
-    try:
-        built = shapes_of(config, net)
-        needed = weight_bytes(config, built)
-        if needed <= there:  # making the first optimiser of a process takes a second
-            needed += optimiser_bytes(config, built)
-    except (RuntimeError, OverflowError):  # more bytes than a number of 64 bits can count
-        needed = ENDLESS
+    weights = _weights(config, net)
+    needed = ENDLESS if weights is None else weight_bytes(config, weights)
+    if weights is not None and needed <= there:  # the first optimiser of a process takes a second
+        needed += optimiser_bytes(config, weights)
     if needed > there:
         raise InputError(
             f"the network needs at least {needed / 2**30:.3g} GB to be trained and {device} has "
@@ -87,6 +85,23 @@ def check_training_size(
             f"a batch needs more than {batch / 2**30:.3g} GB and {device} has "
             f"{there / 2**30:.3g}: make train.batch_size smaller or train.accumulate larger"
         )
+
+
+def _weights(config: Config, net: nn.Module | None) -> dict[str, Tensor] | None:
+    """Weights by name, of idode's networks on ``meta``; ``None`` where no number counts them.
+
+    A custom network is not copied here: what fails in its copy is for :class:`State` to meet.
+    """
+    try:
+        built = shapes_of(config, None if net is None else nn.Identity())
+    except (RuntimeError, OverflowError):  # more bytes than a number of 64 bits can count
+        return None
+    own = {} if net is None else {f"net.{name}": p for name, p in net.named_parameters()}
+    return {**dict(built.named_parameters()), **own}
+
+
+def _shape_of(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(torch.empty_like(weight, device="meta"), weight.requires_grad)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -122,7 +122,8 @@ def step_memory(config: Config, net: nn.Module | None = None) -> StepMemory:
 
     with _Counter() as counter:
         step()
-    kept = weight_bytes(config, built) + optimiser_bytes(config, built)
+    weights = dict(built.named_parameters())
+    kept = weight_bytes(config, weights) + optimiser_bytes(config, weights)
     return StepMemory(kept, math.ceil(counter.peak / images), counter.flops // images)
 
 
