@@ -71,11 +71,17 @@ def rk45(run: str, data: str | None, count: int = RK45_IMAGES) -> tuple[float, f
     return found.nfev, (time.process_time() - began) / count
 
 
-def table(run: str, data: str, precision: float) -> list[dict[str, object]]:
+def table(run: str, data: str, precision: float, seed: int) -> list[dict[str, object]]:
     """Rows of evaluations and seconds for one precision."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.process_time()
-        found = evaluate(run, data=data, precision=precision, journal=Path(folder) / "s.jsonl")
+        found = evaluate(
+            run,
+            settings=LikelihoodSettings(seed=seed),
+            data=data,
+            precision=precision,
+            journal=Path(folder) / "s.jsonl",
+        )
         seconds = time.process_time() - began
     (result,) = found.results
     assert isinstance(result, SampledBitsPerDim)
@@ -233,11 +239,12 @@ def main() -> None:
     parser.add_argument("run", nargs="?", default="pretrained:cifar10-small")
     parser.add_argument("precision", nargs="?", type=float, default=0.02)
     parser.add_argument("--data")
+    parser.add_argument("--seed", type=int, default=0, help="of table")
     parser.add_argument("--images", type=int, default=RK45_IMAGES, help="of rk45")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    chosen = args.run, args.data, args.precision
+    chosen = args.run, args.data, args.precision, args.seed
 
     def alone() -> list[dict[str, object]]:
         nfe, each = rk45(args.run, args.data, args.images)

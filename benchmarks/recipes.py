@@ -133,9 +133,13 @@ def mean_held_out(bounds: list[Bounds]) -> float:
     return statistics.mean(each.held_out for each in bounds)
 
 
-def race(goals: list[Bounds], bounds: list[Bounds]) -> str:
-    """Steps and seconds to the last bounds of the first candidate, as shares of what it needed."""
-    steps, seconds = [], []
+def race(goals: list[Bounds], bounds: list[Bounds], pace: float) -> str:
+    """Steps and seconds to the last bounds of the first candidate, as shares of what it needed.
+
+    ``pace`` is what a step costs in steps of the first candidate, of the processor: other work on
+    the machine disturbs the clock.
+    """
+    steps = []
     for goal, own in zip(goals, bounds, strict=True):
         assert goal.curve is not None
         assert own.curve is not None
@@ -143,8 +147,8 @@ def race(goals: list[Bounds], bounds: list[Bounds]) -> str:
         if reached is None:
             return "not reached with every seed"
         steps.append(reached[0] / goal.curve.steps[-1])
-        seconds.append(reached[1] / goal.curve.seconds[-1])
-    return f"steps {with_error(steps)}, seconds {with_error(seconds)}"
+    seconds = with_error([pace * each for each in steps])
+    return f"steps {with_error(steps)}, seconds {seconds}"
 
 
 def with_error(values: list[float]) -> str:
@@ -187,7 +191,8 @@ def main() -> None:
         bounds = [tried(args, each, seconds) for each in candidates]
         if args.race is not None:
             for each, own in zip(candidates, bounds, strict=True):
-                print(race(bounds[0], own), " ".join(each.settings), flush=True)
+                pace = each.pace / candidates[0].pace
+                print(race(bounds[0], own, pace), " ".join(each.settings), flush=True)
         if not args.halve or len(candidates) == 1:
             return
         order = sorted((mean_held_out(own), i) for i, own in enumerate(bounds))

@@ -36,7 +36,6 @@ from idode.training.simulation import simulated
 from idode.training.trainer import Trainer
 
 DIM = 3
-LEARNED = "model.quantization=learned"  # the formulas are about networks alone
 every_system = pytest.mark.parametrize("name", SYSTEMS)
 
 
@@ -63,7 +62,7 @@ class Case:
 
 
 def case(name: str, *settings: str, network: Callable[..., Tensor] = net) -> Case:
-    config = override(apply(PRESETS["digits"], name), [LEARNED, *settings])
+    config = override(apply(PRESETS["digits"], name), settings)
     g = torch.Generator().manual_seed(3)
     model = diffusion_ode(network, config)  # type: ignore[arg-type]
     objective = Objective(config.objective, build_density(config.objective.density, model, g))

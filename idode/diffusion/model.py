@@ -98,6 +98,11 @@ class DiffusionODE(nn.Module):
         self.levels = levels
         self.shape = None if shape is None else tuple(shape)
         self.gaussian_path, self.path = gaussian_path, path
+        if quantization is not None and quantization.levels != levels:
+            raise InputError(
+                f"the quantization has {quantization.levels} levels and the model {levels}: give "
+                "both the same"
+            )
         self.quantization = quantization
 
     @property
@@ -114,7 +119,9 @@ class DiffusionODE(nn.Module):
         """The path, for ``print(model)``."""
         ends = f"gamma {self.gamma_min:.4g} to {self.gamma_max:.4g}"
         path = f"{type(self.schedule).__name__}, {ends}"
-        return f"{path}, predicts {self.predictor}, levels={self.levels}, shape={self.shape}"
+        known = "" if self.quantization is None else f", quantization={self.quantization}"
+        data = f"levels={self.levels}, shape={self.shape}"
+        return f"{path}, predicts {self.predictor}, {data}{known}"
 
     def with_net(self, net: Network) -> DiffusionODE:
         """Another network on the same path."""

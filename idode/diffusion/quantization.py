@@ -28,8 +28,8 @@ from idode.numerics import like
 
 __all__ = ["QUANTIZATIONS", "Quantization"]
 
-# Up to this noise, in bins, five bells are exact to 1e-8; above it two harmonics are, to 1e-10.
-FEW_BELLS = 0.4
+# Up to this noise, in bins, five bells are exact to 1e-9; above it so are two harmonics.
+FEW_BELLS = 0.35
 NEIGHBOURS = (-2.0, -1.0, 1.0, 2.0)
 
 
@@ -47,7 +47,7 @@ class Quantization:
         r""":math:`\hat\epsilon_q` of states ``(B, *)``.
 
         ``gamma`` is ``()``, ``(B,)`` or, where dimensions differ, ``(B, *)``. Levels continue
-        beyond black and white, where a state is rarely found.
+        beyond black and white: for pixels at either end the network has to correct that.
         """
         scale = self.levels / 2
         u = (x * like(torch.exp(-schedule.log_alpha(gamma)), x) + 1) * scale - 0.5

@@ -216,8 +216,8 @@ class Config:
             )
         if self.model.quantization != "learned" and self.objective.data == "uniform":
             raise InputError(
-                f"quantization={self.model.quantization} is for data at the centres of its bins, "
-                "and objective.data=uniform fills them: choose quantization=learned"
+                f"model.quantization={self.model.quantization} is for data at the centres of its "
+                "bins, and objective.data=uniform fills them: choose model.quantization=learned"
             )
         if self.objective.augment and not self.net.flag:
             raise InputError(
@@ -229,7 +229,8 @@ class Config:
 def fit(config: Config, levels: int | None, shape: tuple[int, ...]) -> Config:
     """The configuration for data with this number of levels (``None``: continuous) and shape."""
     net = config.net
-    model = replace(config.model, levels=levels, shape=shape)
+    quantization = "learned" if levels is None else config.model.quantization  # there is none
+    model = replace(config.model, levels=levels, shape=shape, quantization=quantization)
     if isinstance(net, CustomNetConfig):  # whoever wrote it knows which data it takes
         return replace(config, model=model)
     if isinstance(net, UNetConfig) and (len(shape) != 3 or levels is None):

@@ -11,6 +11,7 @@ from pathlib import Path
 from idode.diffusion.clocks import ScaledGamma
 from idode.diffusion.model import DiffusionODE
 from idode.diffusion.predictors import PREDICTORS, named
+from idode.diffusion.quantization import QUANTIZATIONS
 from idode.diffusion.schedules import SCHEDULES
 from idode.errors import InputError
 from idode.nets.mlp import MLP
@@ -77,7 +78,7 @@ def _config(model: DiffusionODE, out: Path, data: str | None) -> Config:
             clock=(clock.gamma_min, clock.gamma_max),
             levels=model.levels,
             shape=model.shape,
-            quantization="learned" if model.quantization is None else "closed-form",
+            quantization=_quantization_name(model),
         ),
     )
 
@@ -96,3 +97,7 @@ def _predictor_name(model: DiffusionODE) -> str:
         if named(name) == model.predictor:
             return name
     raise InputError(f"{model.predictor} has no name in a configuration")
+
+
+def _quantization_name(model: DiffusionODE) -> str:
+    return next(n for n, make in QUANTIZATIONS.items() if make(model.levels) == model.quantization)

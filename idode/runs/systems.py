@@ -2,6 +2,7 @@
 
 A system is a schedule, a predictor, a weighting, a time density and an objective; network, data
 and optimisation come from the preset it is applied to, so that systems compare on equal terms.
+All learn quantization, as they do in their papers.
 The least noise is the preset's, since bounds on integers need noise that fits a bin; so is the
 most, but for systems whose paper ends its clock elsewhere (math.md: their-ends).
 """
@@ -40,8 +41,7 @@ def system(summary: str, schedule: str, predictor: str, density: str, *more: str
     return System(summary, (*(f"{name}={value}" for name, value in parts.items()), *more))
 
 
-SIMPLE = "objective.weighting=simple"
-UNIFORM = ("objective.data=uniform", "model.quantization=learned")
+SIMPLE, UNIFORM = "objective.weighting=simple", "objective.data=uniform"
 # The network adds its input, so it is asked for the velocity towards noise; the papers that have
 # data at time 1 have the same loss with the other sign.
 STRAIGHT, TURNING = "straight", "trigonometric"
@@ -54,11 +54,11 @@ COMPARED: dict[str, System] = {
     ),
     "scoreflow": system(
         "ScoreFlow: likelihood, its importance sampling, uniformly dequantized data",
-        *("vp", "noise", "uniform-gamma", *UNIFORM, SCORE_SDE_END),
+        *("vp", "noise", "uniform-gamma", UNIFORM, SCORE_SDE_END),
     ),
     "soft-truncation": system(
         "Soft Truncation: ScoreFlow above a random smallest time",
-        *("vp", "noise", "uniform-gamma", *UNIFORM, SCORE_SDE_END, "objective.truncation=1"),
+        *("vp", "noise", "uniform-gamma", UNIFORM, SCORE_SDE_END, "objective.truncation=1"),
     ),
     "flow-matching": system(
         "Flow Matching: optimal-transport path, its velocity, uniform time",
@@ -79,7 +79,7 @@ COMPARED: dict[str, System] = {
     ),
     "ffjord": system(
         "FFJORD: free velocity on a unit time, maximum likelihood through the solver",
-        *("vp", f"velocity:{TURNING}", f"uniform-time:{TURNING}", *UNIFORM),
+        *("vp", f"velocity:{TURNING}", f"uniform-time:{TURNING}", UNIFORM),
         "objective.method=simulation",
     ),
     "edm": system(
@@ -137,5 +137,6 @@ def apply(base: Config, name: str) -> Config:
     plain, ours = ObjectiveConfig(), base.objective
     parts = ("order", "weighting", "data", "truncation", "second", "method")
     objective = replace(ours, **{part: getattr(plain, part) for part in parts})
-    fresh = replace(base, objective=objective, path=NO_PATH)
+    model = replace(base.model, quantization="learned")
+    fresh = replace(base, objective=objective, path=NO_PATH, model=model)
     return override(fresh, chosen.settings)
