@@ -177,6 +177,39 @@ class TestOptimisation:
         turned = state["left_basis"].mT @ (weight.detach() - before) @ basis
         assert turned.abs().max() < 4  # rates: of Adam's ratio, which is of order one
 
+    def test_the_first_gradient_that_is_not_zero_gives_soap_its_bases(self, monkeypatch) -> None:
+        """By a decomposition in float64, which devices without one leave to the host."""
+        seen = []
+        for name in ("eigh", "qr"):
+            own = getattr(torch.linalg, name)
+            listening = lambda x, own=own, name=name: (seen.append((name, x.dtype)), own(x))[1]  # noqa: E731
+            monkeypatch.setattr(torch.linalg, name, listening)
+        weight = torch.nn.Parameter(torch.zeros(4, 6))
+        optimizer = Soap([weight], 0.1, (0.9, 0.99), 1e-8, 0.0)
+        state, g = optimizer.state[weight], torch.Generator().manual_seed(0)
+        for step in range(12):
+            weight.grad = torch.randn(4, 6, generator=g) if step > 1 else torch.zeros(4, 6)
+            optimizer.step()
+            for side, size in (("left", 4), ("right", 6)):
+                basis = state[f"{side}_basis"]
+                if step < 2:
+                    assert torch.equal(basis, torch.eye(size))
+                elif step == 2:
+                    turned = basis.mT @ state[side] @ basis
+                    assert (turned - turned.diagonal().diag()).abs().max() < 1e-6
+                    assert (turned.diagonal().diff() <= 1e-6).all()
+        assert seen == [("eigh", torch.float64)] * 2 + [("qr", torch.float64)] * 2
+
+    def test_hidden_layers_of_a_fresh_network_have_bases_after_four_steps(
+        self, tmp_path: Path
+    ) -> None:
+        """Last layers of the network, its blocks and their times are zero: each hides others."""
+        trainer = tiny.train(tmp_path, "train.optimizer=soap", "train.steps=4")
+        bases = {k: v for k, v in trainer.state.tensors().items() if "_basis/" in k}
+        assert bases
+        axes = {k for k, v in bases.items() if torch.equal(v, torch.eye(len(v)))}
+        assert not axes
+
     def test_a_side_too_long_for_a_basis_keeps_its_entries(self, monkeypatch) -> None:
         monkeypatch.setattr(soap_module, "LARGEST", 5)
         weight = torch.nn.Parameter(torch.zeros(4, 12))
@@ -481,6 +514,17 @@ class TestResuming:
         assert notes.texts == ["resuming after step 13"]
         assert state_bytes(tmp_path / "whole") == state_bytes(tmp_path / "parts")
         assert without_pace(tmp_path / "whole") == without_pace(tmp_path / "parts")
+
+    @pytest.mark.parametrize("done", [2, 4])
+    def test_soap_goes_on_bit_for_bit_from_before_and_after_its_first_bases(
+        self, tmp_path: Path, done: int
+    ) -> None:
+        settings = ("train.optimizer=soap", "train.steps=12", "train.checkpoint_every=1")
+        tiny.train(tmp_path / "whole", *settings)
+        trainer = tiny.train(tmp_path / "parts", *settings, reporter=Notes(interrupt_at=done - 1))
+        assert trainer.state.step == done
+        go_on(tmp_path / "parts", *settings)
+        assert state_bytes(tmp_path / "whole", 12) == state_bytes(tmp_path / "parts", 12)
 
     def test_a_histogram_goes_on_bit_for_bit(self, tmp_path: Path) -> None:
         settings = (*ALL_AT_ONCE, "objective.density=histogram")

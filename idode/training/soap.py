@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from idode.numerics import double
 from idode.training.matrices import MatrixOptimizer
 
 __all__ = ["Soap"]
@@ -47,6 +48,7 @@ class Soap(MatrixOptimizer):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(kernels, defaults)
+        self._begun: set[Tensor] = set()  # kernels known to have bases
         for group in self.param_groups:
             for kernel in group["params"]:
                 matrix = kernel.detach().flatten(1)
@@ -74,8 +76,9 @@ class Soap(MatrixOptimizer):
         states = [self.state[kernel] for kernel in kernels]
         gradient = torch.stack([g.flatten(1) for g in gradients])
         first, second = group["betas"]
-        for state, g in zip(states, gradient, strict=True):
-            _follow(state, g)
+        for kernel, state, g in zip(kernels, states, gradient, strict=True):
+            if _follow(state, g, kernel in self._begun):
+                self._begun.add(kernel)
         count = float(states[0]["step"])
         averages = [state["exp_avg"] for state in states]
         squares = [state["exp_avg_sq"] for state in states]
@@ -97,32 +100,53 @@ def _turned(matrices: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return x @ right if right.numel() else x
 
 
-def _follow(state: dict[str, Tensor], gradient: Tensor) -> None:
-    """Take a gradient into the covariances, and now and then turn the bases after them."""
+def _follow(state: dict[str, Tensor], gradient: Tensor, begun: bool) -> bool:
+    """Take a gradient into the covariances, and now and then turn the bases after them.
+
+    The first gradient that is not zero gives the bases; those of hidden layers are zero at first
+    behind an output layer of zeros.
+
+    Args:
+        state: Of one kernel.
+        gradient: As a matrix.
+        begun: Whether there are bases already. Covariances tell it too, but a GPU's are waited
+            for.
+
+    Returns:
+        Whether there are bases now.
+    """
+    sides = [(axis, *pair) for axis, pair in enumerate(BASES.items()) if state[pair[1]].numel()]
+    begun = begun or not sides or _any(state)
     if state["left"].numel():
         state["left"].lerp_(gradient @ gradient.mT, 1 - SHAMPOO_BETA)
     if state["right"].numel():
         state["right"].lerp_(gradient.mT @ gradient, 1 - SHAMPOO_BETA)
-    if float(state["step"]) % REFRESH == 0:
-        for axis, (covariance, basis) in enumerate(BASES.items()):
-            if state[basis].numel():
-                _refresh(state, covariance, basis, axis)
+    due = float(state["step"]) % REFRESH == 0
     state["step"] += 1
+    if begun:
+        for side in sides if due else ():
+            _refresh(state, *side)
+    elif _any(state):
+        for _, covariance, basis in sides:
+            _, vectors = torch.linalg.eigh(double(state[covariance]))
+            state[basis].copy_(vectors.flip(-1))
+        return True
+    return begun
 
 
-def _refresh(state: dict[str, Tensor], covariance: str, basis: str, axis: int) -> None:
-    """One step of orthogonal iteration; at first the eigenvectors themselves.
+def _any(state: dict[str, Tensor]) -> bool:
+    """Whether a covariance has seen anything."""
+    return any(bool(state[covariance].any()) for covariance in BASES)
+
+
+def _refresh(state: dict[str, Tensor], axis: int, covariance: str, basis: str) -> None:
+    """One step of orthogonal iteration; decompositions are those of the host where none else is.
 
     Columns stand by falling eigenvalue, which is where the iteration leads them: in any other
     order they would change places over the next refreshes, without their second moments.
     """
-    known = state[covariance]
-    if not bool(state["step"]):
-        _, vectors = torch.linalg.eigh(known)
-        state[basis].copy_(vectors.flip(-1))
-        return
-    old = state[basis]
+    known, old = state[covariance], state[basis]
     order = (old * (known @ old)).sum(0).argsort(descending=True)
     state["exp_avg_sq"].copy_(state["exp_avg_sq"].index_select(axis, order))
-    found, _ = torch.linalg.qr(known @ old[:, order])
+    found, _ = torch.linalg.qr(double(known @ old[:, order]))
     state[basis].copy_(found)
