@@ -207,7 +207,7 @@ class TestOptimisation:
         trainer = tiny.train(tmp_path, "train.optimizer=soap", "train.steps=4")
         bases = {k: v for k, v in trainer.state.tensors().items() if "_basis/" in k}
         assert bases
-        axes = {k for k, v in bases.items() if torch.equal(v, torch.eye(len(v)))}
+        axes = {k for k, v in bases.items() if len(v) > 1 and torch.equal(v, v.round())}
         assert not axes
 
     def test_a_side_too_long_for_a_basis_keeps_its_entries(self, monkeypatch) -> None:
