@@ -67,6 +67,8 @@ class PathPoint:
 class NoisePath(abc.ABC):
     """Noise levels of all dimensions as functions of the clock."""
 
+    bits: int = 0  # of the code that they depend on; 0 where there is none
+
     @abc.abstractmethod
     def at(self, clock: Tensor, condition: Mapping[str, Tensor | None]) -> PathPoint:
         r"""Where the path is at a time: :math:`\gamma_i(s)` and :math:`\gamma_i'(s)`."""
@@ -80,8 +82,13 @@ class NoisePath(abc.ABC):
         """The condition of a code drawn from the prior."""
 
     @abc.abstractmethod
-    def check_one_level(self, what: str) -> None:
-        """Refuse ``what``, which takes the clock for the noise level, where they differ."""
+    def check_one_level(self, what: str, instead: str) -> None:
+        """Refuse ``what``, which takes the clock for the noise level, where they differ.
+
+        Args:
+            what: The subject of the sentence.
+            instead: What to do, for its end.
+        """
 
     @abc.abstractmethod
     def notes(self) -> tuple[str, ...]:
@@ -105,7 +112,7 @@ class OneLevel(NoisePath):
         """Nothing."""
         return {}
 
-    def check_one_level(self, what: str) -> None:
+    def check_one_level(self, what: str, instead: str) -> None:
         """Nothing is refused."""
 
     def notes(self) -> tuple[str, ...]:
@@ -181,11 +188,11 @@ class LearnedPath(nn.Module, NoisePath):
         """Fair signs."""
         return {"code": torch.where(uniforms(self.bits) > 0.5, 1.0, -1.0).to(self._weight)}
 
-    def check_one_level(self, what: str) -> None:
+    def check_one_level(self, what: str, instead: str) -> None:
         """Refuse it."""
         raise InputError(
             f"{what} takes one noise level for all dimensions, and this model has learned one for "
-            "each (path.bits): use another"
+            f"each (path.bits): {instead}"
         )
 
     def notes(self) -> tuple[str, ...]:

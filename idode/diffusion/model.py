@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from idode.diffusion.clocks import Clock, ScaledGamma
-from idode.diffusion.learned_path import ONE_LEVEL, NoisePath, PathPoint
+from idode.diffusion.learned_path import ONE_LEVEL, NoisePath, PathNet, PathPoint
 from idode.diffusion.predictors import (
     NOISE,
     NORMALIZED_VELOCITY,
@@ -98,6 +98,8 @@ class DiffusionODE(nn.Module):
         self.levels = levels
         self.shape = None if shape is None else tuple(shape)
         self.gaussian_path, self.path = gaussian_path, path
+        if isinstance(net, nn.Module) and id(path) in map(id, net.modules()):
+            self.__dict__["path"] = self._modules.pop("path")  # else its weights are there twice
         if quantization is not None and quantization.levels != levels:
             raise InputError(
                 f"the quantization has {quantization.levels} levels and the model {levels}: give "
@@ -124,10 +126,11 @@ class DiffusionODE(nn.Module):
         return f"{path}, predicts {self.predictor}, {data}{known}"
 
     def with_net(self, net: Network) -> DiffusionODE:
-        """Another network on the same path."""
+        """Another network on the same path, or on the path that it was trained with."""
+        path = net.path if isinstance(net, PathNet) else self.path
         found = DiffusionODE(
             net, self.schedule, self.gamma_min, self.gamma_max, self.predictor, self.clock,
-            self.levels, self.shape, self.gaussian_path, self.path, self.quantization,
+            self.levels, self.shape, self.gaussian_path, path, self.quantization,
         )  # fmt: skip
         found.uniform_start = self.uniform_start
         return found

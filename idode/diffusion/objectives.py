@@ -28,6 +28,8 @@ __all__ = [
     "squared_errors",
 ]
 
+FIRST = "train it with objective.order=1"
+
 Weight = Callable[[Tensor], Tensor]
 
 
@@ -123,7 +125,7 @@ def second_order(
             f"the unbiased square needs at least 2 independent probes, got {n}: draw more, "
             "or leave unbiased off"
         )
-    model.path.check_one_level("second-order flow matching")
+    model.path.check_one_level("second-order flow matching", FIRST)
     schedule, dim = model.schedule, x0[0].numel()
     xt = diffuse(x0, eps, gamma, schedule)
     v, div = hutchinson(lambda x: model.velocity(x, gamma, **(condition or {})), xt, probes)
@@ -165,7 +167,7 @@ def second_order_score(
         probes: ``(n, B, *)``; the loss is the mean over them.
         condition: Keyword arguments of the network, such as labels or augmentation flags.
     """
-    model.path.check_one_level("second-order score matching")
+    model.path.check_one_level("second-order score matching", FIRST)
     schedule, dim = model.schedule, x0[0].numel()
     xt = diffuse(x0, eps, gamma, schedule)
     eps_hat, slopes = products(lambda x: model.noise(x, gamma, **(condition or {})), xt, probes)

@@ -57,6 +57,10 @@ def _written(model: DiffusionODE, out: Path, config: Config) -> Run:
 def _config(model: DiffusionODE, out: Path, data: str | None) -> Config:
     """The configuration that rebuilds a model; refused where none does."""
     net, clock = model.net, model.clock
+    if model.path.bits:
+        raise InputError(
+            "the model has learned noise levels (path.bits): copy the run folder instead"
+        )
     if not isinstance(net, UNet | MLP):
         raise InputError(
             f"a {type(net).__name__} cannot be rebuilt from a configuration: networks of other "

@@ -69,7 +69,7 @@ def ancestral(
         noise: Gives standard normal numbers ``(B, *)`` for step 0, 1, ...
         condition: Keyword arguments of the network.
     """
-    model.path.check_one_level("ancestral sampling")
+    model.path.check_one_level("ancestral sampling", "use the solver adams or dopri5")
     nodes = np.linspace(model.gamma_max, model.gamma_min, steps + 1).tolist()
     alphas: list[float] = model.schedule.alpha(torch.tensor(nodes, dtype=torch.float64)).tolist()
     u = z / alphas[0]

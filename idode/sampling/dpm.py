@@ -54,7 +54,7 @@ class DPM(Solver):
     def solve(self, field: Field, x: Tensor, start: float, end: float) -> Solution:
         """Move ``x`` from ``start`` to ``end``."""
         model = model_of(field, "dpm")
-        model.path.check_one_level("the solver dpm")
+        model.path.check_one_level("the solver dpm", "use adams or dopri5")
         schedule = model.schedule
         nodes = self.nodes(start, end)
         alphas = schedule.alpha(torch.tensor(nodes, dtype=torch.float64)).tolist()

@@ -135,8 +135,11 @@ def sample(
     """
     began = time.perf_counter()
     _check(model, count, batch_size, n_probes)
-    if log_prob:
-        model.path.check_one_level("the log-density of a sample")
+    if log_prob and model.path.bits:
+        raise InputError(
+            "a sample of this model has a density given its code only (path.bits): leave log_prob "
+            "out, or evaluate the samples with bits_per_dim"
+        )
     assert model.shape is not None
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
     stream = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
