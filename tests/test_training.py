@@ -22,6 +22,7 @@ from idode.diffusion.noise_levels import Adaptive, Designed
 from idode.diffusion.objectives import Losses
 from idode.errors import InputError
 from idode.runs.config import ObjectiveConfig, TrainConfig
+from idode.runs.objective_config import LEARNED
 from idode.runs.run import Run, build_net, diffusion_ode, open_run
 from idode.training import checkpoint
 from idode.training import soap as soap_module
@@ -39,6 +40,7 @@ from idode.training.optimisation import (
     muon,
 )
 from idode.training.soap import Soap
+from idode.training.state import State
 from idode.training.train import finetune
 from idode.training.trainer import Trainer
 from idode.training.watch import Diverged
@@ -343,6 +345,22 @@ class TestObjective:
         )
         exact = float(torch.trapezoid(error / 2, g))
         assert float(loss) == pytest.approx(exact, rel=0.02)  # 3,840 samples
+
+    @pytest.mark.parametrize(
+        "name", ["designed", "uniform-gamma", "normal-gamma", "uniform-time:straight", *LEARNED]
+    )
+    def test_a_density_says_itself_whether_it_learns(self, name: str) -> None:
+        density = build_density(name, self.model, torch.Generator().manual_seed(0))
+        assert density.learns == (name in LEARNED)
+        state = State(tiny.config(f"objective.density={name}"), tiny.CPU)
+        assert state.objective.density.learns == density.learns
+        kept = {k: v.clone() for k, v in state.tensors().items() if k.startswith("density")}
+        assert bool(kept) == density.learns
+        assert any(k.startswith("density_adam/") for k in kept) == (name == "adaptive")
+        times = state.objective.density.draw(64, torch.Generator().manual_seed(0))
+        state.learn_levels(times, times.gamma.exp())
+        after = state.tensors()
+        assert {k for k, v in kept.items() if torch.equal(v, after[k])} == set()
 
     def test_an_unknown_density_is_refused(self) -> None:
         with pytest.raises(InputError, match=r"no time density called 'even'.*uniform-time:CLOCK"):

@@ -39,10 +39,20 @@ class Histogram(nn.Module, NoiseLevelDistribution):
         self.register_buffer("squares", torch.zeros(BINS, dtype=torch.float64))
         self.register_buffer("counts", torch.zeros(BINS, dtype=torch.float64))
 
-    def learn(self, times: Times, loss: Tensor) -> None:
+    @property
+    def learns(self) -> bool:
+        """By counting."""
+        return True
+
+    @property
+    def learned(self) -> nn.Module:
+        """All of it."""
+        return self
+
+    def learn(self, times: Times, losses: Tensor) -> None:
         """Take up the losses of a batch before their division by the density, ``(B,)``."""
         place = self._bin(times.gamma)
-        squared = loss.detach().to(self.squares).square()
+        squared = losses.detach().to(self.squares).square()
         hits = torch.zeros_like(self.counts).index_add_(0, place, torch.ones_like(squared))
         sums = torch.zeros_like(self.squares).index_add_(0, place, squared)
         self.counts += hits

@@ -69,6 +69,22 @@ class NoiseLevelDistribution(abc.ABC):
     gamma_min: float
     gamma_max: float
 
+    @property
+    def learns(self) -> bool:
+        """Whether it follows the losses of training."""
+        return False
+
+    @property
+    def learned(self) -> nn.Module:
+        """Parameters and buffers of what it has learned; of a fixed one, none."""
+        return nn.Module()
+
+    def learn(self, times: Times, losses: Tensor) -> None:  # noqa: B027  a fixed one stays
+        """Follow the losses ``(B,)`` of a batch, before their division by the density.
+
+        What it learns by gradients, a step of an optimiser has to follow.
+        """
+
     @abc.abstractmethod
     def density(self, gamma: Tensor) -> Tensor:
         r""":math:`p(\gamma)`."""
@@ -285,6 +301,21 @@ class Adaptive(nn.Module, NoiseLevelDistribution):
     def at(self, t: Tensor) -> Times:
         """Without the root finding that a density at a given gamma needs."""
         return Times(t, self.quantile(t), 1 / self.slope(t))
+
+    @property
+    def learns(self) -> bool:
+        """By gradients."""
+        return True
+
+    @property
+    def learned(self) -> nn.Module:
+        """All of it."""
+        return self
+
+    def learn(self, times: Times, losses: Tensor) -> None:
+        """The gradient of :meth:`second_moment`, for an optimiser."""
+        self.zero_grad()
+        self.second_moment(times, losses).backward()  # type: ignore[no-untyped-call]
 
     def second_moment(self, times: Times, loss: Tensor) -> Tensor:
         r"""Its gradient is that of :math:`\mathbb E[(L/p)^2] = \int L^2/p\,\mathrm d\gamma`.

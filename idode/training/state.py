@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from idode.diffusion.histogram import Histogram
-from idode.diffusion.noise_levels import Adaptive, Times
+from idode.diffusion.noise_levels import Times
 from idode.errors import InputError, choose
 from idode.nets.layers import arranged, use_fast_backward
 from idode.runs.config import Config
@@ -76,9 +75,9 @@ class State:
         bits = config.path.bits
         self.objective = Objective(config.objective, density, config.simulation, bits)
         self.density_optimiser: torch.optim.Optimizer | None = None
-        if isinstance(density, Adaptive):
+        if weights := list(density.learned.named_parameters()):
             timing = replace(settings, lr=settings.density_lr, weight_decay=0.0)
-            self.density_optimiser = adam(density.named_parameters(), timing)
+            self.density_optimiser = adam(weights, timing)
         self.interval = IntervalSums(world.device, world.size)
         self.counter = torch.zeros((), dtype=torch.int64)
         if start is not None:
@@ -100,15 +99,9 @@ class State:
 
     def learn_levels(self, times: Times, losses: Tensor) -> None:
         """Let a learned distribution follow all losses of a global batch, on the CPU."""
-        density = self.objective.density
-        if isinstance(density, Histogram):
-            density.learn(times, losses)
-            return
-        assert isinstance(density, Adaptive)
-        assert self.density_optimiser is not None
-        self.density_optimiser.zero_grad()
-        density.second_moment(times, losses).backward()  # type: ignore[no-untyped-call]
-        self.density_optimiser.step()
+        self.objective.density.learn(times, losses)
+        if self.density_optimiser is not None:
+            self.density_optimiser.step()
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors themselves by name, not copies: writing to them restores the state."""
@@ -119,10 +112,9 @@ class State:
             found |= {f"power/{width:g}/{k}": v for k, v in weights.items()}
         first_order = moments(self.optimiser, self.net.named_parameters())
         found |= {f"adam/{k}": v for k, v in first_order.items()}
-        density = self.objective.density
-        if isinstance(density, nn.Module):
-            found |= {f"density/{k}": v for k, v in density.state_dict().items()}
-        if isinstance(density, Adaptive) and self.density_optimiser is not None:
+        density = self.objective.density.learned
+        found |= {f"density/{k}": v for k, v in density.state_dict().items()}
+        if self.density_optimiser is not None:
             own = moments(self.density_optimiser, density.named_parameters())
             found |= {f"density_adam/{k}": v for k, v in own.items()}
         return found

@@ -88,7 +88,7 @@ class Trainer:
         self.batches = Batches(self.settings.seed, self.settings.batch_size, used)
         self.own = world.rows(self.settings.batch_size)
         self.watch = Watch(world, self.own.stop - self.own.start)
-        self.learns_levels = isinstance(self.state.objective.density, nn.Module)
+        self.learns_levels = self.state.objective.density.learns
         self.latest: dict[str, float] = {}
         self.spent = 0.0  # seconds of train.minutes that were needed to choose settings
         self.pace = (0, 0.0)  # steps since the last line of metrics, and the seconds they took

@@ -272,11 +272,11 @@ def distributions(run: Run, model: DiffusionODE) -> dict[str, NoiseLevelDistribu
     if own in ("designed", "uniform-gamma"):
         return found
     density = build_density(own, model)
-    if isinstance(density, nn.Module):
+    if density.learns:
         saved = load_latest(run.checkpoints, lambda text: None)
         if saved is None:
             return found  # it is learned with the network and stored in checkpoints only
         learned = {k.removeprefix("density/"): v for k, v in saved[1].items() if "density/" in k}
-        density.load_state_dict({k: learned[k] for k in density.state_dict()})
-        density.requires_grad_(False)
+        density.learned.load_state_dict({k: learned[k] for k in density.learned.state_dict()})
+        density.learned.requires_grad_(False)
     return {**found, own: density}
