@@ -14,6 +14,7 @@ from how import settings
 from torch import Tensor
 
 from idode import random
+from idode.batches import Batch
 from idode.diffusion import exact
 from idode.diffusion.model import DiffusionODE
 from idode.diffusion.noise_levels import UniformGamma
@@ -22,8 +23,13 @@ from idode.diffusion.wrapping import wrap
 from idode.errors import InputError, NumericalError
 from idode.evaluation.likelihood import bits_per_dim, sde_bound
 from idode.evaluation.runner import BatchRunner
+from idode.likelihood import estimator as estimator_module
 from idode.likelihood import latents
 from idode.likelihood import log_prob as density
+from idode.likelihood import sde_bound as sde_bound_module
+from idode.likelihood.dequantization import centres
+from idode.likelihood.estimator import LogWeightEstimator
+from idode.likelihood.sde_bound import SDEBoundEstimator
 from idode.ode.adams import Adams
 from idode.ode.divergence import Gaussian
 from idode.ode.dormand_prince import Dopri5
@@ -385,6 +391,26 @@ def test_k_draws_average_in_the_exponential_and_memory_does_not_see_k() -> None:
     ]
     assert max(largest) == 3  # never a batch of K * B above the batch size
     assert (one[1] < one[0] + 0.05).all()
+
+
+def test_clean_data_is_computed_once_for_all_draws_of_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, pixels = wave_model((1, 2, 2)), images(3, (1, 2, 2))
+    estimator = LogWeightEstimator(model, settings(importance=2, repeats=3).for_model(model))
+    batch, seen = Batch(pixels, range(3), {}), []
+
+    def counted(data: Tensor, *how: object) -> Tensor:
+        seen.append(how[-1])
+        return centres(data, *how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(estimator_module, "clean_data", counted)
+    estimator.draws(batch, Adams(steps=2), most=3)
+    assert seen == [torch.float32]
+    seen.clear()
+    monkeypatch.setattr(sde_bound_module, "centres", counted)
+    SDEBoundEstimator(model, draws=6).terms(batch)
+    assert seen.count(torch.float32) == 1
 
 
 @pytest.mark.once

@@ -156,7 +156,8 @@ def _likely_error(
     """
     few = pilot.part(0, CHECKED)
     x, _ = estimator.states(few.values, few.indices, 0)
-    field = PathField(estimator.model, estimator.code(few, 0)[0])
+    condition, _ = estimator.code(few, estimator.clean(few.values), 0)
+    field = PathField(estimator.model, condition)
     start = estimator.dequantization.gamma(estimator.model)
     with image_named(few.indices):
         found = kept.solver.solve(field, x, start, estimator.model.gamma_max)

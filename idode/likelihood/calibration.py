@@ -88,7 +88,8 @@ def _calibrated(estimator: LogWeightEstimator, pilot: Batch) -> SolverCalibratio
     count = 0 if s.n_probes == 0 else max(PROBES, s.n_probes)
     x, weight = estimator.states(pilot.values, pilot.indices, 0)
     probes = estimator.probes(x, pilot.indices, 0, count)
-    condition, cost = estimator.code(pilot, 0)
+    x0 = estimator.clean(pilot.values)
+    condition, cost = estimator.code(pilot, x0, 0)
     few = {name: value[:SEARCHED] for name, value in condition.items()}
     field = DensityField(model, None if probes is None else probes[: s.n_probes, :SEARCHED], few)
     start = estimator.dequantization.gamma(model)
@@ -105,7 +106,7 @@ def _calibrated(estimator: LogWeightEstimator, pilot: Batch) -> SolverCalibratio
         return estimator.solve(states, probes, found.solver, math.inf, condition)
 
     other, its_weight = estimator.states(pilot.values, pilot.indices, 1)
-    its_condition, its_cost = estimator.code(pilot, 1)
+    its_condition, its_cost = estimator.code(pilot, x0, 1)
     solved = solve(x, condition)
     first = nats_to_bits(solved.per_probe + weight + cost, dim)
     second = nats_to_bits(solve(other, its_condition).per_probe + its_weight + its_cost, dim)

@@ -200,13 +200,22 @@ class LogWeightEstimator:
         weight = drawn.mean_weight if self.settings.closed_form else drawn.weight
         return drawn.x.to(data.device, self.dtype), weight
 
+    def clean(self, data: Tensor) -> Tensor:
+        """What the codes of images are drawn from, ``(B, *)``."""
+        return clean_data(data, self.model.levels, self.dtype)
+
     @torch.no_grad()
-    def code(self, batch: Batch, repeat: int) -> tuple[Condition, Tensor]:
-        """The condition of the images with a draw of their code, and its weights ``(B,)``."""
+    def code(self, batch: Batch, x0: Tensor, repeat: int) -> tuple[Condition, Tensor]:
+        """The condition of the images with a draw of their code, and its weights ``(B,)``.
+
+        Args:
+            batch: The images.
+            x0: They as :meth:`clean` has them, the same for all draws.
+            repeat: Number of the draw.
+        """
         numbers = random.uniforms(
             batch.indices, seed=self.settings.seed, purpose=random.CODE, repeat=repeat
         )
-        x0 = clean_data(batch.values, self.model.levels, self.dtype)
         drawn = self.model.path.encode(x0, numbers)
         weight = drawn.mean_weight if self.settings.closed_form else drawn.weight
         return drawn.joined(batch.condition), weight
@@ -274,7 +283,7 @@ class LogWeightEstimator:
         s = self.settings
         size = s.batch_size if most is None else most
         count, together = s.repeats * s.n_importance, max(1, size // len(batch.values))
-        log_w, gaps, nfe, mismatch = [], [], 0.0, 0.0
+        x0, log_w, gaps, nfe, mismatch = self.clean(batch.values), [], [], 0.0, 0.0
         for first in range(0, count, together):
             block = range(first, min(count, first + together))
             drawn = [self.states(batch.values, batch.indices, draw) for draw in block]
@@ -282,7 +291,7 @@ class LogWeightEstimator:
             numbers = [draw // s.n_importance for draw in block]  # one probe for K draws
             each = [self.probes(drawn[0][0], batch.indices, k, s.n_probes) for k in numbers]
             probes = torch.cat([p for p in each if p is not None], dim=1) if s.n_probes else None
-            codes, costs = zip(*(self.code(batch, draw) for draw in block), strict=True)
+            codes, costs = zip(*(self.code(batch, x0, draw) for draw in block), strict=True)
             condition = {name: torch.cat([one[name] for one in codes]) for name in codes[0]}
             with image_named(batch.indices):
                 found = self.solve(x, probes, solver, largest_gap, condition)

@@ -87,9 +87,10 @@ class SDEBoundEstimator:
     def terms(self, batch: Batch) -> Tensor:
         """Nats ``(4 + draws, B)``: reconstruction twice, prior, all of the diffusion, the code."""
         check_pixels(batch.values, self.levels)
-        diffusion = [self._diffusion(batch, k) for k in range(self.draws)]
+        x0 = centres(batch.values, self.levels, self.dtype)
+        diffusion = [self._diffusion(batch, x0, k) for k in range(self.draws)]
         recon = [self._reconstruction(batch, half) for half in (0, 1)]
-        code = -self._code(batch, 0).mean_weight
+        code = -self._code(batch, x0, 0).mean_weight
         return torch.stack([*recon, self._prior(batch.values), *diffusion, code]).cpu()
 
     def bound(self, terms: Sequence[Tensor], dim: int, seconds: float = 0.0) -> SDEBound:
@@ -151,14 +152,13 @@ class SDEBoundEstimator:
         return -reconstruction(x, pixels, model.gamma_min, model.schedule, self.levels)
 
     @torch.no_grad()
-    def _code(self, batch: Batch, k: int) -> Code:
-        """The code of draw ``k``; its divergence is the same for all."""
+    def _code(self, batch: Batch, x0: Tensor, k: int) -> Code:
+        """The code of draw ``k`` of clean data; its divergence is the same for all."""
         numbers = random.uniforms(batch.indices, seed=self.seed, purpose=random.CODE, repeat=k)
-        x0 = centres(batch.values, self.levels, self.dtype)
         return self.model.path.encode(x0, numbers)
 
     @torch.no_grad()
-    def _diffusion(self, batch: Batch, k: int) -> Tensor:
+    def _diffusion(self, batch: Batch, x0: Tensor, k: int) -> Tensor:
         """The diffusion term from draw ``k`` of each image, in stratum ``k // 2`` of the clock."""
         model, pixels = self.model, batch.values
         levels = self.distribution or Designed(model.schedule, model.gamma_min, model.gamma_max)
@@ -171,8 +171,7 @@ class SDEBoundEstimator:
         ).to(home_of_float64(pixels.device))
         at = levels.at((drawn[:, 0] + k // 2) / (self.draws // 2))
         eps = drawn[:, 1:].reshape(pixels.shape).to(pixels.device, self.dtype)
-        x0 = centres(pixels, self.levels, self.dtype)
-        condition = self._code(batch, k).joined(batch.condition)
+        condition = self._code(batch, x0, k).joined(batch.condition)
         nats = first_order(model, x0, eps, at.gamma, condition=condition)
         return double(nats) / at.density
 
