@@ -181,6 +181,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.halve and args.seconds is None:
         parser.error("--halve doubles the --seconds: give them")
+    if args.halve and args.race is not None:
+        parser.error(
+            "--race goes to the first candidate, and --halve may drop it: give one of them"
+        )
     torch.set_num_threads(1)
     args.datasets = parts(args.data, args.held_out)
     held = args.datasets[0]

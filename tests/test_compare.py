@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shutil
 import signal
 from dataclasses import replace
@@ -593,3 +594,15 @@ class TestStore:
         (tmp_path / "result.json").write_text("{")
         with pytest.raises(InputError, match="cannot be read"):
             read_result(tmp_path, Entry("vdm", 0), MeasurementSettings())
+
+
+def test_recipes_do_not_race_to_a_goal_that_halving_may_drop(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(__file__).parent.parent / "benchmarks" / "recipes.py"
+    words = ["digits", "--seconds", "1", "--halve", "--race", "5", "--try", "train.lr=1e-3"]
+    monkeypatch.setattr("sys.argv", [str(file), *words])
+    monkeypatch.setattr("idode.data.load", lambda name: pytest.fail("it was not refused"))
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(file), run_name="__main__")
+    assert "--halve may drop it: give one of them" in capsys.readouterr().err

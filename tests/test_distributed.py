@@ -71,6 +71,22 @@ def test_the_second_order_differentiates_twice_through_the_shared_network(tmp_pa
     assert compare(tmp_path, "objective.order=2", "train.steps=5", many=4) == 5
 
 
+@pytest.mark.parametrize("setting", ["objective.density=histogram", "objective.antithetic=true"])
+def test_noise_levels_and_pairs_of_a_whole_batch_are_those_of_one_process(
+    tmp_path: Path, setting: str
+) -> None:
+    assert compare(tmp_path, setting, "train.steps=12") == 12
+
+
+def test_soap_takes_its_first_bases_from_the_gradients_of_all_processes(tmp_path: Path) -> None:
+    """For two steps: bases of directions that no gradient had are arbitrary, down to rounding."""
+    soap = ("train.optimizer=soap", "train.eps=1e-2", "train.lr=1e-2", "train.warmup=0")
+    assert compare(tmp_path, *soap, "train.steps=2") == 2
+    (file,) = (tmp_path / "2" / "checkpoints").glob("*/state.safetensors")
+    bases = [x for name, x in load_file(file).items() if "_basis/" in name]
+    assert any(not torch.equal(x, x.round()) for x in bases)  # one has been turned
+
+
 def test_a_learned_path_and_its_codes_are_those_of_one_process(tmp_path: Path) -> None:
     """The path is no part of the forward pass that is shared, and codes belong to images."""
     path = ("path.bits=4", "path.width=8", "model.predictor=noise", "train.steps=6")
