@@ -189,7 +189,8 @@ class TestBounds:
             Batch(x0, [0, 1, 2], {}),
         )
         drawn = estimator.draws(batch, Dopri5(1e-6))
-        weights = torch.stack([estimator.code(batch, k)[1] for k in range(2)])
+        x0 = estimator.clean(batch.values)
+        weights = torch.stack([estimator.code(batch, x0, k)[1] for k in range(2)])
         assert not torch.equal(weights[0], weights[1])
         torch.testing.assert_close(drawn.log_w, density + weights, rtol=0, atol=5e-3)
 
