@@ -60,11 +60,6 @@ class ObjectiveConfig:
             raise InputError(
                 f"truncation needs a fixed density: {self.density} learns the whole clock"
             )
-        if self.weighting == "simple" and self.density in LEARNED:
-            raise InputError(
-                f"weighting=simple with density={self.density}: the losses that the density "
-                "learns from would contain it; choose weighting=likelihood or a fixed density"
-            )
         given = (self.order, self.weighting, self.data, self.truncation)
         fixed = given == (1, "likelihood", "uniform", None) and self.density not in LEARNED
         if self.method == "simulation" and not fixed:

@@ -72,6 +72,12 @@ class State:
             diffusion_ode(self.net, config),
             generator(settings.seed, Purpose.DENSITY),
         )
+        if density.learns and config.objective.weighting == "simple":  # such runs still load
+            raise InputError(
+                f"weighting=simple with density={config.objective.density}: the losses that the "
+                "density learns from would contain it; choose weighting=likelihood or a fixed "
+                "density"
+            )
         bits = config.path.bits
         self.objective = Objective(config.objective, density, config.simulation, bits)
         self.density_optimiser: torch.optim.Optimizer | None = None
