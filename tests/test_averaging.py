@@ -150,6 +150,8 @@ class TestCommand:
             idode.average(run, width=0.1, out=tmp_path / "run", force=True)
         assert snapshot_steps(run.path) == [1]
         plain = tiny.train(tmp_path / "plain", "train.steps=1").run
+        with pytest.raises(InputError, match="has no snapshots: train with"):  # before any width
+            idode.average(plain, out=tmp_path / "out")
         with pytest.raises(InputError, match="has no snapshots: train with"):
             idode.average(plain, width=0.1, out=tmp_path / "out")
         assert not (tmp_path / "out").exists()

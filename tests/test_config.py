@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import pytest
 import tiny
@@ -17,8 +18,10 @@ from idode.nets.unet import UNet
 from idode.runs.config import Config, TrainConfig, fit, from_json, override, to_json
 from idode.runs.objective_config import LEARNED
 from idode.runs.presets import PRESETS, SUMMARIES
-from idode.runs.run import diffusion_ode
+from idode.runs.run import Run, diffusion_ode
+from idode.training.resolve import finetuning_config
 from idode.training.state import State
+from idode.training.trainer import Trainer
 
 every_preset = pytest.mark.parametrize("config", PRESETS.values(), ids=PRESETS)
 PAPER = [name for name in PRESETS if SUMMARIES[name].startswith("the paper")]
@@ -259,3 +262,15 @@ def test_a_custom_network_is_recorded_by_its_class_and_fits_any_data() -> None:
     assert to_json(config)["net"] == {"kind": "custom", "name": "UNet"}
     assert from_json(to_json(config)) == config
     assert fit(config, None, (3,)).model.shape == (3,)
+
+
+def test_holding_out_everything_is_refused_with_the_number_of_samples(tmp_path: Path) -> None:
+    config = tiny.config("train.hold_out=40")
+    with pytest.raises(InputError, match="hold_out=40 leaves nothing of 40 training samples"):
+        Trainer(Run(tmp_path, config, None), tiny.dataset(), tiny.CPU)
+
+
+def test_fine_tuning_of_learned_noise_levels_is_refused_for_what_they_are(tmp_path: Path) -> None:
+    run = Run(tmp_path, tiny.config("path.bits=4", "objective.density=uniform-gamma"), None)
+    with pytest.raises(InputError, match="no second-order objective"):
+        finetuning_config(run)

@@ -16,7 +16,7 @@ from idode.runs.folder import claim, writing_run
 from idode.runs.run import Run, build_net, diffusion_ode, open_run, save_model
 from idode.training.finetuning import parent_of
 from idode.training.held_out import DRAWS
-from idode.training.snapshots import combined
+from idode.training.snapshots import check_snapshots, combined
 
 __all__ = ["Averaged", "average"]
 
@@ -60,6 +60,7 @@ def average(
         raise InputError(
             f"{out} is the run itself, whose snapshots are needed: give another folder"
         )
+    check_snapshots(trained.path)
     claim(out, force=force)
     bounds: dict[float, float] = {}
     if width is None:

@@ -78,6 +78,11 @@ def finetuning_config(
     """
     if out is not None and out.resolve() == run.path.resolve():
         raise InputError(f"{out} is the run to start from: give another folder for the new one")
+    if run.config.path.bits:
+        raise InputError(
+            f"{run.spec} has learned noise levels (path.bits), for which there is no second-order "
+            "objective: train it further, or fine-tune a run without them"
+        )
     changes = _changes(settings, steps, seed)
     # What they say of fine-tuning itself decides which settings it begins with.
     trained = override(run.config, [c for c in changes if c.startswith("finetune.")])

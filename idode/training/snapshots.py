@@ -15,7 +15,7 @@ from idode.runs.run import SNAPSHOTS
 from idode.runs.tensor_file import save_tensors
 from idode.training.power_average import WIDTHS, Combination, combination
 
-__all__ = ["combined", "forget_after", "snapshot_steps", "write_snapshot"]
+__all__ = ["check_snapshots", "combined", "forget_after", "snapshot_steps", "write_snapshot"]
 
 NAME = re.compile("step-([0-9]{9,18})[.]safetensors")
 
@@ -47,11 +47,17 @@ def forget_after(run: Path, step: int) -> None:
             _file(run, later).unlink()
 
 
-def combined(run: Path, width: float) -> tuple[dict[str, Tensor], Combination]:
-    """The weights averaged with a width up to the last snapshot, and how they were found."""
+def check_snapshots(run: Path) -> list[int]:
+    """Steps of the snapshots, refused where there are none."""
     steps = snapshot_steps(run)
     if not steps:
         raise InputError(f"{run} has no snapshots: train with --set train.snapshot_every=N")
+    return steps
+
+
+def combined(run: Path, width: float) -> tuple[dict[str, Tensor], Combination]:
+    """The weights averaged with a width up to the last snapshot, and how they were found."""
+    steps = check_snapshots(run)
     keys = [(kept, step) for step in steps for kept in WIDTHS]
     found = combination(keys, width, steps[-1])
     total: dict[str, Tensor] = {}

@@ -85,6 +85,11 @@ class Trainer:
         self.model = diffusion_ode(self.state.net, run.config).with_net(lowered)
         self.average = diffusion_ode(self.state.average.net, run.config)
         used = len(data.train) - self.settings.hold_out
+        if used < 1:
+            raise InputError(
+                f"hold_out={self.settings.hold_out} leaves nothing of {len(data.train)} training "
+                "samples to train on: give a smaller one"
+            )
         self.batches = Batches(self.settings.seed, self.settings.batch_size, used)
         self.own = world.rows(self.settings.batch_size)
         self.watch = Watch(world, self.own.stop - self.own.start)
