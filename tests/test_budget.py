@@ -120,7 +120,7 @@ class TestPlan:
             net = plan.suited(images(28), minutes, tiny.CPU, steady(0.3)).net
             assert isinstance(net, UNetConfig)
             shapes.append((net.width, net.depth, net.halvings))
-        assert shapes == [plan.SMALL, plan.MEDIUM, plan.LARGE]
+        assert shapes == [plan.SHORT, plan.MEDIUM, plan.LARGE]
 
     @pytest.mark.parametrize(("side", "halvings"), [(8, 0), (28, 1), (29, 0)])
     def test_small_and_odd_images_are_not_halved(self, side: int, halvings: int) -> None:

@@ -21,8 +21,8 @@ __all__ = ["Speed", "described", "scheduled", "suited"]
 Speed = Callable[[Config, Dataset, World, float], list[float]]
 """Seconds of some steps of a training, measured in about as many seconds as the last number."""
 
-# Width, depth and halvings, by compute; the second is that of the presets.
-SMALL, MEDIUM, LARGE = (32, 2, 0), (32, 3, 1), (64, 4, 1)
+# Width, depth and halvings: for tiny images, and by compute; the third is that of the presets.
+SMALL, SHORT, MEDIUM, LARGE = (32, 2, 0), (24, 4, 1), (32, 3, 1), (64, 4, 1)
 FEWEST, MANY = 600, 40_000  # steps that the medium network should have, and those that allow more
 TINY_SIDE = 16  # of images that are never halved
 BATCHES = (16, 32, 64, 128)
@@ -62,7 +62,7 @@ def suited(data: Dataset, minutes: float, world: World, speed: Speed = measured)
     chosen = sized(MEDIUM if halved else SMALL)
     steps = affords(chosen)
     if steps < FEWEST and halved:
-        chosen = sized(SMALL)
+        chosen = sized(SHORT)
         steps = affords(chosen)
     elif steps > MANY and halved:
         chosen = sized(LARGE)
