@@ -40,11 +40,6 @@ class Histogram(nn.Module, NoiseLevelDistribution):
         self.register_buffer("counts", torch.zeros(BINS, dtype=torch.float64))
 
     @property
-    def learns(self) -> bool:
-        """By counting."""
-        return True
-
-    @property
     def learned(self) -> nn.Module:
         """All of it."""
         return self

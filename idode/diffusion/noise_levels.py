@@ -72,7 +72,7 @@ class NoiseLevelDistribution(abc.ABC):
     @property
     def learns(self) -> bool:
         """Whether it follows the losses of training."""
-        return False
+        return bool(self.learned.state_dict())
 
     @property
     def learned(self) -> nn.Module:
@@ -301,11 +301,6 @@ class Adaptive(nn.Module, NoiseLevelDistribution):
     def at(self, t: Tensor) -> Times:
         """Without the root finding that a density at a given gamma needs."""
         return Times(t, self.quantile(t), 1 / self.slope(t))
-
-    @property
-    def learns(self) -> bool:
-        """By gradients."""
-        return True
 
     @property
     def learned(self) -> nn.Module:

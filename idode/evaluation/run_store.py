@@ -27,7 +27,7 @@ __all__ = ["model_hash", "open_store"]
 
 # Fields that came after the first hashes were stored, with what models had before. There they are
 # left out, so that calibrations, detectors and evaluations of such models stay valid.
-LATER: dict[str, dict[str, Any]] = {"model": {"quantization": "learned"}, "net": {}}
+FIELDS_SINCE: dict[str, dict[str, Any]] = {"model": {"quantization": "learned"}, "net": {}}
 
 
 def _hashed(fields: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def model_hash(run: Run, model: DiffusionODE, learned: Learned | None = None) ->
         learned: Its dequantizer, where the numbers depend on one.
     """
     config = to_json(run.config)
-    parts = {name: _hashed(config[name], later) for name, later in LATER.items()}
+    parts = {name: _hashed(config[name], later) for name, later in FIELDS_SINCE.items()}
     total = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
     _add_weights(total, model.net)
     if learned is not None:
