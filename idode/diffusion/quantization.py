@@ -1,21 +1,19 @@
-r"""What quantization alone says about the noise, in closed form (math.md: quantization).
+r"""What grey levels alone say about the noise, in closed form (math.md: quantization).
 
-Let every grey level be equally likely. A pixel at position :math:`u`, in bins, with noise of
-:math:`s` bins is then a sum of equal bells around the whole numbers, and the best prediction of
-its noise is
+Let every level from black to white be equally likely. A pixel at position :math:`u`, in bins, with
+noise of :math:`s` bins is then a sum of equal bells around the levels :math:`0, \dots, L-1`, and
+the best prediction of its noise is
 
-.. math:: \hat\epsilon_q = -s\,\partial_u\log\theta_s(u)
-          = \frac{u - \mathbb E[j\,|\,u]}{s},
-          \qquad \theta_s(u) = \sum_j e^{-(u-j)^2/2s^2}.
+.. math:: \hat\epsilon_q = \frac{u - \mathbb E[j\,|\,u]}{s},
+          \qquad p(j\,|\,u)\propto e^{-(u-j)^2/2s^2}.
 
-It vanishes where the noise is wider than a bin. Added to a network's prediction it leaves the
-smooth part of the density to be learned; without it, networks see bins through Fourier features
-and learn this function, steep and the same for all images, from data.
+Noise below a bin shows the single levels, wider noise only where they end. Added to a network's
+prediction it leaves the smooth part of the density to be learned; without it, networks learn
+this function, steep and the same for all images, from data.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,9 +26,10 @@ from idode.numerics import like
 
 __all__ = ["QUANTIZATIONS", "Quantization"]
 
-# Up to this noise, in bins, five bells are exact to 1e-9; above it so are two harmonics.
-FEW_BELLS = 0.35
-NEIGHBOURS = (-2.0, -1.0, 1.0, 2.0)
+# Noise, in bins and as a share of all levels, at which the term has faded to 1/e. In wide noise
+# the neighbours of a pixel say more than its levels do, and a network would have to undo the term.
+FADE, FADE_SHARE = 3.0, 1 / 6
+REACH = 16  # levels on either side of the nearest: five standard deviations of that noise
 
 
 @dataclass(frozen=True)
@@ -44,37 +43,29 @@ class Quantization:
     levels: int
 
     def noise(self, x: Tensor, gamma: Tensor, schedule: Schedule) -> Tensor:
-        r""":math:`\hat\epsilon_q` of states ``(B, *)``.
+        r""":math:`e^{-(s/s_0)^2}\hat\epsilon_q` of states ``(B, *)``.
 
-        ``gamma`` is ``()``, ``(B,)`` or, where dimensions differ, ``(B, *)``. Levels continue
-        beyond black and white: for pixels at either end the network has to correct that.
+        ``gamma`` is ``()``, ``(B,)`` or, where dimensions differ, ``(B, *)``.
         """
-        scale = self.levels / 2
+        scale, last = self.levels / 2, self.levels - 1
         u = (x * like(torch.exp(-schedule.log_alpha(gamma)), x) + 1) * scale - 0.5
         s = like(torch.exp(gamma / 2) * scale, x)
-        return torch.where(s <= FEW_BELLS, _bells(u, s), _harmonics(u, s))
+        nearest = torch.round(u).clamp(0, last).detach()
+        away, precision = u - nearest, s**-2
+        slope = away * precision
+        total, mean = torch.ones_like(u), torch.zeros_like(u)  # relative to the nearest bell
+        for j in _neighbours(last):
+            exists = nearest >= -j if j < 0 else nearest <= last - j
+            height = torch.add(-j * j / 2 * precision, slope, alpha=j)
+            bell = torch.exp(height.where(exists, -torch.inf))
+            total, mean = total + bell, mean.add(bell, alpha=j)
+        faded = torch.exp(-((s / min(FADE, FADE_SHARE * self.levels)) ** 2))
+        return faded * (away - mean / total) / s
 
 
-def _bells(u: Tensor, s: Tensor) -> Tensor:
-    """The nearest level and two on either side of it, relative to the nearest."""
-    away = u - torch.round(u).detach()
-    s = s.clamp_max(FEW_BELLS)  # elsewhere the other formula is used
-    total, mean = torch.ones_like(u), torch.zeros_like(u)
-    for j in NEIGHBOURS:
-        bell = torch.exp((away - j / 2) * j / s**2)
-        total, mean = total + bell, mean + j * bell
-    return (away - mean / total) / s
-
-
-def _harmonics(u: Tensor, s: Tensor) -> Tensor:
-    r"""Poisson's sum, :math:`\theta\propto 1 + 2\sum_k e^{-2\pi^2s^2k^2}\cos 2\pi ku`."""
-    s = s.clamp_min(FEW_BELLS)
-    angle = 2 * math.pi * (u - torch.round(u).detach())  # large angles lose digits
-    first = torch.exp(-2 * math.pi**2 * s**2)
-    second = first**4
-    theta = 1 + 2 * first * torch.cos(angle) + 2 * second * torch.cos(2 * angle)
-    slope = first * torch.sin(angle) + 2 * second * torch.sin(2 * angle)
-    return 4 * math.pi * s * slope / theta
+def _neighbours(last: int) -> list[int]:
+    reach = min(REACH, last)
+    return [j for j in range(-reach, reach + 1) if j]
 
 
 def _closed_form(levels: int | None) -> Quantization:

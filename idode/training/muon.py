@@ -19,7 +19,7 @@ from idode.training.matrices import MatrixOptimizer
 
 __all__ = ["Muon", "orthogonalised"]
 
-MOMENTUM, ITERATIONS = 0.95, 5
+MOMENTUM, ITERATIONS = 0.9, 5  # 0.95 is slower in short trainings, and no better in long ones
 A, B, C = 3.4445, -4.7750, 2.0315  # steepest at zero among those that end near one
 TINY = 1e-7
 
