@@ -217,9 +217,25 @@ class TestOptimisation:
         weight = torch.nn.Parameter(torch.zeros(4, 12))
         optimizer = Soap([weight], 0.1, (0.9, 0.99), 1e-8, 0.0)
         assert optimizer.state[weight]["right_basis"].shape == (0, 0)
-        weight.grad = torch.randn(4, 12, generator=torch.Generator().manual_seed(0))
-        optimizer.step()
+        g = torch.Generator().manual_seed(0)
+        for _ in range(2):
+            weight.grad = torch.randn(4, 12, generator=g)
+            optimizer.step()
         assert 0.05 < weight.abs().mean() < 0.2
+
+    def test_soap_does_not_step_along_the_rounding_of_its_first_gradient(self) -> None:
+        """In bases of that gradient all but a diagonal is rounding, and Adam divides by size."""
+        ends = []
+        for factor in (1.0, 1 + 1e-6):
+            weight = torch.nn.Parameter(torch.zeros(6, 6))
+            optimizer = Soap([weight], 0.1, (0.9, 0.99), 1e-8, 0.0)
+            g = torch.Generator().manual_seed(0)
+            for step in range(2):
+                weight.grad = factor * torch.randn(6, 6, generator=g)
+                optimizer.step()
+                assert bool(weight.any()) == (step > 0)
+            ends.append(weight.detach())
+        assert (ends[0] - ends[1]).abs().max() < 1e-4
 
     def test_soap_does_not_see_a_rotation_where_adam_does(self) -> None:
         """The loss |A W B - C|^2 with entries mixed: the same steps in any orthogonal basis."""

@@ -4,6 +4,9 @@ A kernel as a matrix :math:`G` of outputs by inputs has moving averages of :math
 :math:`G^\top G`. In their eigenbases :math:`Q_L, Q_R` the entries of :math:`Q_L^\top G Q_R` are
 nearly uncorrelated, so that Adam's division by each entry's own size is the right one there
 (Vyas et al., 2024). One step of orthogonal iteration now and then lets the bases follow.
+
+Directions that the first gradient does not have get a basis that depends on its rounding, so that
+other numbers of threads or processes give other weights of the same quality.
 """
 
 from __future__ import annotations
@@ -73,12 +76,16 @@ class Soap(MatrixOptimizer):
     ) -> None:
         if skip is not None and bool(skip > 0):  # a wait for the device, as its bases are
             return
+        # In the bases of this very gradient most entries are rounding, which Adam would scale up
+        # to whole steps: a kernel moves from the gradient after that on.
+        matrices = [g.flatten(1) for g in gradients]
+        ready = [self._follow(*each) for each in zip(kernels, matrices, strict=True)]
+        kernels = [kernel for kernel, moves in zip(kernels, ready, strict=True) if moves]
+        if not kernels:
+            return
+        gradient = torch.stack([g for g, moves in zip(matrices, ready, strict=True) if moves])
         states = [self.state[kernel] for kernel in kernels]
-        gradient = torch.stack([g.flatten(1) for g in gradients])
         first, second = group["betas"]
-        for kernel, state, g in zip(kernels, states, gradient, strict=True):
-            if _follow(state, g, kernel in self._begun):
-                self._begun.add(kernel)
         count = float(states[0]["step"])
         averages = [state["exp_avg"] for state in states]
         squares = [state["exp_avg_sq"] for state in states]
@@ -93,45 +100,42 @@ class Soap(MatrixOptimizer):
             kernel.mul_(1 - group["lr"] * group["weight_decay"])
             kernel.add_(-group["lr"] * update.view(kernel.shape))
 
+    def _follow(self, kernel: nn.Parameter, gradient: Tensor) -> bool:
+        """Take a gradient into the covariances, and now and then turn the bases after them.
+
+        The first gradient that is not zero gives the bases; those of hidden layers are zero at
+        first behind an output layer of zeros.
+
+        Returns:
+            Whether there were bases before it.
+        """
+        state = self.state[kernel]
+        pairs = enumerate(BASES.items())
+        sides = [(axis, *pair) for axis, pair in pairs if state[pair[1]].numel()]
+        # Covariances tell it too, but a GPU's are waited for.
+        begun = kernel in self._begun or not sides or _any(state)
+        if state["left"].numel():
+            state["left"].lerp_(gradient @ gradient.mT, 1 - SHAMPOO_BETA)
+        if state["right"].numel():
+            state["right"].lerp_(gradient.mT @ gradient, 1 - SHAMPOO_BETA)
+        due = float(state["step"]) % REFRESH == 0
+        state["step"] += 1
+        if begun or _any(state):
+            self._begun.add(kernel)
+        if begun:
+            for side in sides if due else ():
+                _refresh(state, *side)
+        elif kernel in self._begun:
+            for _, covariance, basis in sides:
+                _, vectors = torch.linalg.eigh(double(state[covariance]))
+                state[basis].copy_(vectors.flip(-1))
+        return begun
+
 
 def _turned(matrices: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """``left @ matrices @ right``; an empty side stays as it is."""
     x = left @ matrices if left.numel() else matrices
     return x @ right if right.numel() else x
-
-
-def _follow(state: dict[str, Tensor], gradient: Tensor, begun: bool) -> bool:
-    """Take a gradient into the covariances, and now and then turn the bases after them.
-
-    The first gradient that is not zero gives the bases; those of hidden layers are zero at first
-    behind an output layer of zeros.
-
-    Args:
-        state: Of one kernel.
-        gradient: As a matrix.
-        begun: Whether there are bases already. Covariances tell it too, but a GPU's are waited
-            for.
-
-    Returns:
-        Whether there are bases now.
-    """
-    sides = [(axis, *pair) for axis, pair in enumerate(BASES.items()) if state[pair[1]].numel()]
-    begun = begun or not sides or _any(state)
-    if state["left"].numel():
-        state["left"].lerp_(gradient @ gradient.mT, 1 - SHAMPOO_BETA)
-    if state["right"].numel():
-        state["right"].lerp_(gradient.mT @ gradient, 1 - SHAMPOO_BETA)
-    due = float(state["step"]) % REFRESH == 0
-    state["step"] += 1
-    if begun:
-        for side in sides if due else ():
-            _refresh(state, *side)
-    elif _any(state):
-        for _, covariance, basis in sides:
-            _, vectors = torch.linalg.eigh(double(state[covariance]))
-            state[basis].copy_(vectors.flip(-1))
-        return True
-    return begun
 
 
 def _any(state: dict[str, Tensor]) -> bool:
