@@ -147,14 +147,10 @@ def test_fourier_features_fade_with_time_and_x_stays():
     torch.testing.assert_close(faded[1, 2:], full[1, 2:] * math.exp(-4))
 
 
-def test_features_of_the_small_presets_fade_and_those_of_the_papers_networks_do_not():
-    fades = {name: p.net.fade for name, p in PRESETS.items() if p.net.fourier}
-    assert {name for name, fade in fades.items() if fade} == {"digits", "fashion-mnist-small"}
-
-
-def test_presets_without_fourier_features_know_quantization_in_closed_form():
-    images = {name: p for name, p in PRESETS.items() if name != "vectors"}
-    assert {p.model.quantization for p in images.values() if not p.net.fourier} == {"closed-form"}
+def test_the_small_presets_fade_and_the_papers_networks_do_not():
+    fades = {name: p.net.fade for name, p in PRESETS.items() if name != "vectors"}
+    small = {"digits", "fashion-mnist-small", "cifar10-small", "images"}
+    assert {name for name, fade in fades.items() if fade} == small
 
 
 @pytest.mark.parametrize(

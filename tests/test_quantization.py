@@ -177,3 +177,13 @@ class TestRefusals:
 def test_every_system_learns_quantization_as_in_its_paper(name: str) -> None:
     base = override(PRESETS["digits"], ["model.quantization=closed-form"])
     assert apply(base, name).model.quantization == "learned"
+
+
+def test_systems_see_levels_by_fourier_features_where_the_closed_form_took_their_place() -> None:
+    base = override(
+        PRESETS["images"],
+        ["model.quantization=closed-form", "net.fourier=false", "net.fade=0"],
+    )
+    assert apply(base, "vdm").net == PRESETS["images"].net
+    plain = override(base, ["model.quantization=learned"])
+    assert apply(plain, "vdm").net == plain.net
