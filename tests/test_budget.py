@@ -137,18 +137,6 @@ class TestPlan:
         rates = [c.net.dropout for c in (short, long) if isinstance(c.net, UNetConfig)]
         assert rates == [0.0, 0.1]
 
-    def test_photos_have_fourier_features_in_long_trainings_and_drawings_in_all(self) -> None:
-        photos = images(28)
-        drawings = from_arrays(*(np.where(x < 128, 0, x) for x in (photos.train, photos.test)))
-        nets = [
-            plan.suited(data, minutes, tiny.CPU, steady(0.3)).net
-            for data in (photos, drawings)
-            for minutes in (5, 20)
-        ]
-        faded = (True, 0.15)
-        expected = [(False, 0.0), faded, faded, faded]
-        assert [(net.fourier, net.fade) for net in nets] == expected
-
     def test_vectors_have_their_own_preset(self) -> None:
         data = from_arrays(np.zeros((20, 3), np.float32), np.ones((5, 3), np.float32))
         assert plan.suited(data, 1, tiny.CPU).name == "vectors"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -79,12 +80,19 @@ def test_noise_levels_and_pairs_of_a_whole_batch_are_those_of_one_process(
 
 
 def test_soap_takes_its_first_bases_from_the_gradients_of_all_processes(tmp_path: Path) -> None:
-    """For two steps: bases of directions that no gradient had are arbitrary, down to rounding."""
+    """Of the bases, what they are made of: in directions without a gradient they are arbitrary."""
     soap = ("train.optimizer=soap", "train.eps=1e-2", "train.lr=1e-2", "train.warmup=0")
     assert compare(tmp_path, *soap, "train.steps=2") == 2
-    (file,) = (tmp_path / "2" / "checkpoints").glob("*/state.safetensors")
-    bases = [x for name, x in load_file(file).items() if "_basis/" in name]
-    assert any(not torch.equal(x, x.round()) for x in bases)  # one has been turned
+    files = [next((tmp_path / n / "checkpoints").glob("*/state.safetensors")) for n in "12"]
+    one, two = map(load_file, files)
+    sums = [name for name in one if name.startswith(("adam/left/", "adam/right/"))]
+    seen = [name for name in sums if one[name].any()]
+    assert seen
+    for name in sums:
+        close = 1e-4 * float(one[name].abs().max())
+        torch.testing.assert_close(two[name], one[name], rtol=0, atol=close)
+    bases = [two[re.sub("^adam/(left|right)/", r"adam/\1_basis/", name)] for name in seen]
+    assert all(not torch.equal(x, x.round()) for x in bases)  # they have been turned
 
 
 def test_a_learned_path_and_its_codes_are_those_of_one_process(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ class TestOptimisation:
 
     def test_a_step_that_is_not_finite_is_left_out(self) -> None:
         weight = torch.nn.Parameter(torch.eye(3))
-        optimizer = Muon([weight], 0.1, 0.1)
+        optimizer = Muon([weight], 0.1, 0.95, 0.1)
         weight.grad = torch.full((3, 3), torch.nan)
         optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
         optimizer.step()
@@ -189,7 +189,7 @@ class TestOptimisation:
         weight = torch.nn.Parameter(torch.zeros(4, 6))
         optimizer = Soap([weight], 0.1, (0.9, 0.99), 1e-8, 0.0)
         state, g = optimizer.state[weight], torch.Generator().manual_seed(0)
-        for step in range(12):
+        for step in range(13):
             weight.grad = torch.randn(4, 6, generator=g) if step > 1 else torch.zeros(4, 6)
             optimizer.step()
             for side, size in (("left", 4), ("right", 6)):
@@ -222,6 +222,16 @@ class TestOptimisation:
             weight.grad = torch.randn(4, 12, generator=g)
             optimizer.step()
         assert 0.05 < weight.abs().mean() < 0.2
+
+    @pytest.mark.parametrize("zeros", [0, 3])
+    def test_the_first_move_of_soap_is_one_rate_in_every_direction(self, zeros: int) -> None:
+        weight = torch.nn.Parameter(torch.zeros(6, 6))
+        optimizer = Soap([weight], 0.1, (0.9, 0.99), 1e-12, 0.0)
+        g = torch.Generator().manual_seed(0)
+        for step in range(zeros + 2):
+            weight.grad = torch.randn(6, 6, generator=g) * (step >= zeros)
+            optimizer.step()
+        assert weight.square().mean().sqrt().item() == pytest.approx(0.1, rel=1e-4)
 
     def test_soap_does_not_step_along_the_rounding_of_its_first_gradient(self) -> None:
         """In bases of that gradient all but a diagonal is rounding, and Adam divides by size."""

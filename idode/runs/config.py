@@ -113,6 +113,7 @@ class TrainConfig:
         compile: Pass the network through torch.compile; not for the second order.
         optimizer: ``adamw``, the paper's; ``muon`` or ``soap`` for the kernels of hidden layers.
         matrix_lr: Learning rate of Muon after warm-up; everything else has ``lr``.
+        momentum: Of Muon.
         minutes: Wall-clock time after which training ends: ``steps`` is then an estimate that
             follows the speed of the machine. ``None`` for exactly ``steps``.
         snapshot_every: Steps between averages that are kept for ``idode average``; 0 keeps none.
@@ -143,6 +144,7 @@ class TrainConfig:
     compile: bool = new_field(False)
     optimizer: str = new_field("adamw")
     matrix_lr: float = new_field(0.02)
+    momentum: float = new_field(0.95)
     minutes: float | None = new_field(None)
     snapshot_every: int = new_field(0)
     hold_out: int = new_field(0)
@@ -154,9 +156,11 @@ class TrainConfig:
         at_least(self, density_lr=0, sample_every=0, matrix_lr=0)
         at_least(self, minutes=0, snapshot_every=0, hold_out=0)
         choose("precision", self.precision, dict.fromkeys(PRECISIONS))
-        if len(self.betas) != 2 or not all(0 <= b < 1 for b in (*self.betas, self.ema)):
+        rates = (*self.betas, self.ema, self.momentum)
+        if len(self.betas) != 2 or not all(0 <= b < 1 for b in rates):
             raise InputError(
-                f"betas={self.betas}, ema={self.ema}: two betas and one rate, from 0 to below 1"
+                f"betas={self.betas}, ema={self.ema}, momentum={self.momentum}: two betas and two "
+                "rates, from 0 to below 1"
             )
         if self.batch_size % self.accumulate:
             raise InputError(

@@ -2,7 +2,7 @@
 
 A system is a schedule, a predictor, a weighting, a time density and an objective; network, data
 and optimisation come from the preset it is applied to, so that systems compare on equal terms.
-All learn quantization from Fourier features, as they do in their papers.
+All learn quantization, as they do in their papers.
 The least noise is the preset's, since bounds on integers need noise that fits a bin; so is the
 most, but for systems whose paper ends its clock elsewhere (math.md: their-ends).
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from idode.errors import choose
-from idode.nets.config import NO_PATH, UNetConfig
+from idode.nets.config import NO_PATH
 from idode.runs.config import Config, ObjectiveConfig, override
 
 __all__ = ["COMPARED", "LATER", "SYSTEMS", "System", "apply", "distinct"]
@@ -21,7 +21,6 @@ __all__ = ["COMPARED", "LATER", "SYSTEMS", "System", "apply", "distinct"]
 SCORE_SDE_END = "model.gamma_max=10.05"  # t = 1 of linear beta, 0.1 to 20
 EDM_END = "model.gamma_max=8.764"  # sigma = 80
 VE_END = "model.gamma_max=9.21"  # sigma = 50 on pixels in [0, 1] is 100 on ours
-FADE = 0.15  # of Fourier features, as the digits have it (docs/results/networks.md)
 
 
 @dataclass(frozen=True)
@@ -138,8 +137,6 @@ def apply(base: Config, name: str) -> Config:
     plain, ours = ObjectiveConfig(), base.objective
     parts = ("order", "weighting", "data", "truncation", "second", "method")
     objective = replace(ours, **{part: getattr(plain, part) for part in parts})
-    model, net = replace(base.model, quantization="learned"), base.net
-    if base.model.quantization != "learned" and isinstance(net, UNetConfig) and not net.fourier:
-        net = replace(net, fourier=True, fade=FADE)  # the closed form had taken their place
-    fresh = replace(base, objective=objective, path=NO_PATH, model=model, net=net)
+    model = replace(base.model, quantization="learned")
+    fresh = replace(base, objective=objective, path=NO_PATH, model=model)
     return override(fresh, chosen.settings)

@@ -19,7 +19,7 @@ from idode.training.matrices import MatrixOptimizer
 
 __all__ = ["Muon", "orthogonalised"]
 
-MOMENTUM, ITERATIONS = 0.9, 5  # 0.95 is slower in short trainings, and no better in long ones
+ITERATIONS = 5
 A, B, C = 3.4445, -4.7750, 2.0315  # steepest at zero among those that end near one
 TINY = 1e-7
 
@@ -43,11 +43,15 @@ class Muon(MatrixOptimizer):
     Args:
         kernels: Parameters ``(outputs, inputs, ...)``.
         lr: Learning rate: the size of a step in every direction.
+        momentum: Share of the old momentum that is kept in a step.
         weight_decay: Decoupled.
     """
 
-    def __init__(self, kernels: Iterable[nn.Parameter], lr: float, weight_decay: float) -> None:
-        super().__init__(kernels, {"lr": lr, "weight_decay": weight_decay})
+    def __init__(
+        self, kernels: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(kernels, defaults)
         for group in self.param_groups:
             for kernel in group["params"]:
                 empty = torch.zeros_like(kernel, memory_format=torch.preserve_format)
@@ -64,8 +68,8 @@ class Muon(MatrixOptimizer):
         share: float | Tensor = 1.0 if skip is None else 1 - skip
         if skip is not None:  # a gradient that is not finite would stay in the momentum
             gradients = [torch.where(skip > 0, m, g) for m, g in zip(past, gradients, strict=True)]
-        torch._foreach_lerp_(past, gradients, 1 - MOMENTUM)
-        ahead = torch._foreach_lerp(gradients, past, MOMENTUM)
+        torch._foreach_lerp_(past, gradients, 1 - group["momentum"])
+        ahead = torch._foreach_lerp(gradients, past, group["momentum"])
         found = orthogonalised(torch.stack([m.flatten(1) for m in ahead]))
         size = -group["lr"] * math.sqrt(max(1.0, found.shape[1] / found.shape[2]))
         for kernel, update in zip(kernels, found, strict=True):

@@ -109,7 +109,7 @@ def _with_adam(
 def muon(named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> Combined:
     """Muon for the kernels of hidden layers, AdamW for all else."""
     kernels, rest = _split(named, "muon")
-    matrices = Muon(kernels, config.matrix_lr, config.weight_decay)
+    matrices = Muon(kernels, config.matrix_lr, config.momentum, config.weight_decay)
     return _with_adam(matrices, config.matrix_lr, rest, config)
 
 

@@ -27,9 +27,6 @@ FEWEST, MANY = 600, 40_000  # steps that the medium network should have, and tho
 TINY_SIDE = 16  # of images that are never halved
 BATCHES = (16, 32, 64, 128)
 ENOUGH = 20_000  # steps; with more of them, larger batches
-# Photographs, which have few pixels at black or white, learn faster without Fourier features, and
-# in the end less: images that are counted, the share of such pixels, the steps that are few.
-COUNTED, FEW_ENDS, FEW_STEPS = 1000, 0.1, 2000
 PASSES, DROPOUT = 50, 0.1  # through the training data, from which on there is dropout
 LINES, EVALUATIONS = 100, 5  # of metrics and held-out values in a training
 MEASURING = 0.01  # of the time, for each measurement
@@ -73,17 +70,7 @@ def suited(data: Dataset, minutes: float, world: World, speed: Speed = measured)
     batch = next((b for b in BATCHES if steps * BATCHES[0] / b <= ENOUGH), BATCHES[-1])
     passes = steps * BATCHES[0] / len(data.train)
     dropout = DROPOUT if passes > PASSES else 0.0
-    more = [f"net.dropout={dropout}", f"train.batch_size={batch}"]
-    if steps < FEW_STEPS and _share_of_ends(data) < FEW_ENDS:
-        more += ["net.fourier=false", "net.fade=0"]
-    return override(chosen, more)
-
-
-def _share_of_ends(data: Dataset) -> float:
-    """Share of pixels that are black or white, in some of the images."""
-    assert data.levels is not None
-    pixels = data.train[:COUNTED]
-    return float(((pixels == 0) | (pixels == data.levels - 1)).mean())
+    return override(chosen, [f"net.dropout={dropout}", f"train.batch_size={batch}"])
 
 
 def _pace(speed: Speed, config: Config, data: Dataset, world: World, minutes: float) -> float:

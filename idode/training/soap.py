@@ -76,25 +76,27 @@ class Soap(MatrixOptimizer):
     ) -> None:
         if skip is not None and bool(skip > 0):  # a wait for the device, as its bases are
             return
-        # In the bases of this very gradient most entries are rounding, which Adam would scale up
-        # to whole steps: a kernel moves from the gradient after that on.
         matrices = [g.flatten(1) for g in gradients]
-        ready = [self._follow(*each) for each in zip(kernels, matrices, strict=True)]
-        kernels = [kernel for kernel, moves in zip(kernels, ready, strict=True) if moves]
-        if not kernels:
+        pairs = zip(kernels, matrices, strict=True)
+        moving = [(kernel, g) for kernel, g in pairs if self._follow(kernel, g)]
+        if not moving:
             return
-        gradient = torch.stack([g for g, moves in zip(matrices, ready, strict=True) if moves])
+        kernels, gradient = [kernel for kernel, _ in moving], torch.stack([g for _, g in moving])
         states = [self.state[kernel] for kernel in kernels]
+        counts = [float(state["step"]) for state in states]  # kernels begin at different times
         first, second = group["betas"]
-        count = float(states[0]["step"])
+        found_first, found_second = (
+            gradient.new_tensor([1 - beta**n for n in counts]).reshape(-1, 1, 1)
+            for beta in (first, second)
+        )
         averages = [state["exp_avg"] for state in states]
         squares = [state["exp_avg_sq"] for state in states]
         left, right = (torch.stack([state[basis] for state in states]) for basis in BASES.values())
         torch._foreach_lerp_(averages, list(gradient), 1 - first)
         turned = _turned(gradient, left.mT, right)
         torch._foreach_lerp_(squares, list(turned.square()), 1 - second)
-        ahead = _turned(torch.stack(averages), left.mT, right) / (1 - first**count)
-        scale = (torch.stack(squares) / (1 - second**count)).sqrt() + group["eps"]
+        ahead = _turned(torch.stack(averages), left.mT, right) / found_first
+        scale = (torch.stack(squares) / found_second).sqrt() + group["eps"]
         found = _turned(ahead / scale, left, right.mT)
         for kernel, update in zip(kernels, found, strict=True):
             kernel.mul_(1 - group["lr"] * group["weight_decay"])
@@ -104,10 +106,12 @@ class Soap(MatrixOptimizer):
         """Take a gradient into the covariances, and now and then turn the bases after them.
 
         The first gradient that is not zero gives the bases; those of hidden layers are zero at
-        first behind an output layer of zeros.
+        first behind an output layer of zeros. In bases of its own most entries of that gradient
+        are rounding, which Adam would scale up to whole steps, so a kernel moves from the next
+        one on.
 
         Returns:
-            Whether there were bases before it.
+            Whether there were bases before it, and the kernel moves.
         """
         state = self.state[kernel]
         pairs = enumerate(BASES.items())
@@ -118,17 +122,17 @@ class Soap(MatrixOptimizer):
             state["left"].lerp_(gradient @ gradient.mT, 1 - SHAMPOO_BETA)
         if state["right"].numel():
             state["right"].lerp_(gradient.mT @ gradient, 1 - SHAMPOO_BETA)
-        due = float(state["step"]) % REFRESH == 0
-        state["step"] += 1
-        if begun or _any(state):
-            self._begun.add(kernel)
         if begun:
-            for side in sides if due else ():
+            state["step"] += 1  # of the gradients in Adam's averages
+            for side in sides if float(state["step"]) % REFRESH == 0 else ():
                 _refresh(state, *side)
-        elif kernel in self._begun:
+        elif _any(state):
             for _, covariance, basis in sides:
                 _, vectors = torch.linalg.eigh(double(state[covariance]))
                 state[basis].copy_(vectors.flip(-1))
+        else:
+            return False
+        self._begun.add(kernel)
         return begun
 
 
