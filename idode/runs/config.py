@@ -156,12 +156,12 @@ class TrainConfig:
         at_least(self, density_lr=0, sample_every=0, matrix_lr=0)
         at_least(self, minutes=0, snapshot_every=0, hold_out=0)
         choose("precision", self.precision, dict.fromkeys(PRECISIONS))
-        rates = (*self.betas, self.ema, self.momentum)
-        if len(self.betas) != 2 or not all(0 <= b < 1 for b in rates):
+        if len(self.betas) != 2 or not all(0 <= b < 1 for b in (*self.betas, self.ema)):
             raise InputError(
-                f"betas={self.betas}, ema={self.ema}, momentum={self.momentum}: two betas and two "
-                "rates, from 0 to below 1"
+                f"betas={self.betas}, ema={self.ema}: two betas and one rate, from 0 to below 1"
             )
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"momentum={self.momentum}: must be at least 0 and less than 1")
         if self.batch_size % self.accumulate:
             raise InputError(
                 f"batch_size={self.batch_size}: must be a multiple of accumulate={self.accumulate}"

@@ -134,8 +134,8 @@ VECTORS = Config(
 
 SUMMARIES: dict[str, str] = {
     "digits": "8x8 digits, minutes on two cores",
-    "fashion-mnist-small": "Fashion-MNIST, half an hour on two cores",
-    "cifar10-small": "CIFAR-10, half an hour on two cores",
+    "fashion-mnist-small": "Fashion-MNIST, an hour on one core",
+    "cifar10-small": "CIFAR-10, an hour on one core",
     "images": "images of your own: give them with --data folder:PATH",
     "vectors": "a table of numbers: give it with --data csv:PATH or npy:PATH",
     "cifar10-vp": "the paper: CIFAR-10, variance preserving",
