@@ -85,7 +85,7 @@ class Soap(MatrixOptimizer):
         states = [self.state[kernel] for kernel in kernels]
         counts = [float(state["step"]) for state in states]  # kernels begin at different times
         first, second = group["betas"]
-        found_first, found_second = (
+        filled_first, filled_second = (  # shares of the averages that are gradients
             gradient.new_tensor([1 - beta**n for n in counts]).reshape(-1, 1, 1)
             for beta in (first, second)
         )
@@ -95,8 +95,8 @@ class Soap(MatrixOptimizer):
         torch._foreach_lerp_(averages, list(gradient), 1 - first)
         turned = _turned(gradient, left.mT, right)
         torch._foreach_lerp_(squares, list(turned.square()), 1 - second)
-        ahead = _turned(torch.stack(averages), left.mT, right) / found_first
-        scale = (torch.stack(squares) / found_second).sqrt() + group["eps"]
+        ahead = _turned(torch.stack(averages), left.mT, right) / filled_first
+        scale = (torch.stack(squares) / filled_second).sqrt() + group["eps"]
         found = _turned(ahead / scale, left, right.mT)
         for kernel, update in zip(kernels, found, strict=True):
             kernel.mul_(1 - group["lr"] * group["weight_decay"])
