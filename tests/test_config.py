@@ -161,6 +161,7 @@ def test_the_digits_network_has_216_thousand_parameters() -> None:
         ("train.lr=-1", "^train.lr: must be at least 0, got -1.0$"),
         ("train.steps=0", "^train.steps: must be at least 1, got 0$"),
         ("train.ema=1", "from 0 to below 1"),
+        ("train.momentum=1", "^train.momentum=1.0: must be at least 0 and less than 1$"),
         ("train.sample_every=-1", "sample_every: must be at least 0, got -1"),
         ("train.precision=half", "no precision called 'half': choose one of float32, tf32, bf16"),
         ("train.accumulate=7", "must be a multiple of accumulate=7"),

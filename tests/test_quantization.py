@@ -33,18 +33,22 @@ def in_bins(s: float, levels: int) -> Tensor:
     return torch.tensor(2 * math.log(s * 2 / levels), dtype=torch.float64)
 
 
+def equally_likely(levels: int) -> Lattice:
+    """All levels, each as often as any other."""
+    return Lattice(
+        torch.arange(levels)[:, None], torch.full((levels,), 1 / levels).double(), levels
+    )
+
+
 @pytest.mark.parametrize("schedule", ["vp", "sp", "ve"])
 @pytest.mark.parametrize("s", [0.1, 1 / 6, 0.5, 1.0, 2.0, 3.0])
 def test_it_is_the_posterior_mean_of_equally_likely_levels_that_fades(
     s: float, schedule: str
 ) -> None:
-    lattice = Lattice(
-        torch.arange(LEVELS)[:, None], torch.full((LEVELS,), 1 / LEVELS).double(), LEVELS
-    )
     gamma, path = in_bins(s, LEVELS), SCHEDULES[schedule]
     # From well beyond black to well beyond white, at all positions within a bin.
     x = path.alpha(gamma) * torch.linspace(-1.5, 1.5, 4999, dtype=torch.float64)[:, None]
-    exact = math.exp(-((s / FADE) ** 2)) * lattice.mixture.noise(x, gamma, path)
+    exact = math.exp(-((s / FADE) ** 2)) * equally_likely(LEVELS).mixture.noise(x, gamma, path)
     found = Quantization(LEVELS).noise(x, gamma, path)
     torch.testing.assert_close(found, exact, rtol=0, atol=1e-6)  # levels out of reach
 
@@ -64,12 +68,9 @@ def test_far_from_the_ends_its_slope_adds_up_to_nothing_over_a_bin(s: float) -> 
 def test_of_few_levels_it_fades_with_the_share_of_them_that_noise_is_wide(
     levels: int, share: float
 ) -> None:
-    lattice = Lattice(
-        torch.arange(levels)[:, None], torch.full((levels,), 1 / levels).double(), levels
-    )
     gamma = in_bins(share * levels, levels)
     x = torch.linspace(-2, 2, 401, dtype=torch.float64)[:, None]
-    exact = math.exp(-((6 * share) ** 2)) * lattice.mixture.noise(x, gamma, VP)
+    exact = math.exp(-((6 * share) ** 2)) * equally_likely(levels).mixture.noise(x, gamma, VP)
     found = Quantization(levels).noise(x, gamma, VP)
     torch.testing.assert_close(found, exact, rtol=0, atol=1e-9)
 
@@ -80,7 +81,7 @@ def test_of_few_levels_it_fades_with_the_share_of_them_that_noise_is_wide(
     + [(s, torch.float16) for s in (1 / 6, 0.5, 10.0, 1e4)],  # steeper slopes it cannot hold
 )
 def test_value_and_gradient_are_finite_at_every_noise_level(s: float, dtype: torch.dtype) -> None:
-    gamma = torch.tensor(2 * math.log(s * 2 / 256), dtype=torch.float64)
+    gamma = in_bins(s, 256)
     x = torch.linspace(-1.5, 1.5, 5001).to(dtype)[:, None].requires_grad_()
     found = Quantization(256).noise(x, gamma, VP)
     (slope,) = torch.autograd.grad(found.sum(), x)
