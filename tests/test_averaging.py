@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import idode
 from idode.cli.main import main
 from idode.errors import InputError
-from idode.runs.run import Run
+from idode.runs.run import Run, open_run
 from idode.training.optimisation import Average
 from idode.training.power_average import LARGEST, WIDTHS, combination, exponent, power_rate
 from idode.training.snapshots import combined, snapshot_steps, write_snapshot
@@ -117,6 +117,16 @@ class TestCommand:
         best = min(bounds, key=bounds.__getitem__)
         assert f"average of width {best:g}" in printed[-1]
         assert idode.load(out).shape == (1, 4, 4)
+
+    def test_a_run_says_that_it_is_an_average(self, tmp_path: Path) -> None:
+        run = tiny.train(tmp_path / "run", "train.snapshot_every=4").run
+        made = idode.average(run, width=0.07, out=tmp_path / "averaged").run
+        assert open_run(made.path).parent == made.parent
+        assert made.parent is not None
+        assert made.parent.relation == "average of width 0.07 of"
+        assert "idode average" in made.parent.command(made.path)
+        with pytest.raises(InputError, match="holds an average of the weights"):
+            Trainer(made, tiny.dataset(), tiny.CPU)
 
     def test_what_is_held_out_is_not_trained_on(self, tmp_path: Path) -> None:
         images = tiny.images()

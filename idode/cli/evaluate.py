@@ -251,7 +251,7 @@ def _print(found: Evaluation) -> None:
     sampled = [r for r in found.results if isinstance(r, SampledBitsPerDim)]
     print(f"{found.run}: {found.split} split of {found.data}, {found.images} images")
     if found.parent is not None:
-        print(f"fine-tuned from {found.parent}")
+        print(f"{found.parent.relation} {found.parent}")
     print(table(HEADER, rows))
     of = " of the whole test set" if sampled else ""
     print(

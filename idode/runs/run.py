@@ -139,28 +139,43 @@ def diffusion_ode(net: nn.Module, config: Config) -> DiffusionODE:
 
 @dataclass(frozen=True)
 class Parent:
-    """The model a fine-tuned run started from."""
+    """The model a fine-tuned run started from, or the run whose weights one averages."""
 
     run: str  # its folder, or pretrained:NAME
     step: int | None  # after which step; None where no checkpoint tells, as for imported models
     sha256: str  # of its model.safetensors
+    width: float | None = None  # of the average; None for a fine-tuned run
 
     def __str__(self) -> str:
         after = "" if self.step is None else f" after step {self.step}"
         return f"{self.run}{after} ({self.sha256[:12]})"
 
     @property
+    def relation(self) -> str:
+        """What a run with this parent is to it."""
+        return "fine-tuned from" if self.width is None else f"average of width {self.width:g} of"
+
+    @property
     def valid(self) -> bool:
         """Whether each value is of its type, as a file may hold any."""
         known = type(self.step) in (int, types.NoneType)
-        return isinstance(self.run, str) and isinstance(self.sha256, str) and known
+        width = type(self.width) in (float, int, types.NoneType)
+        return isinstance(self.run, str) and isinstance(self.sha256, str) and known and width
+
+    def to_json(self) -> dict[str, str | int | float | None]:
+        """Without a width where there is none, so that 0.2 reads what it could write."""
+        value = asdict(self)
+        return {name: value[name] for name in value if name != "width" or self.width is not None}
 
     def has(self, run: Run) -> bool:
         """Whether the model of a run is this one."""
         return checksum(run.path / MODEL) == self.sha256
 
     def command(self, out: Path) -> str:
-        """What begins, or goes on with, the fine-tuning of this model in the folder ``out``."""
+        """What makes, or goes on with, the run in the folder ``out`` from this model."""
+        if self.width is not None:
+            width = f"{self.width:g}"
+            return shell_command("average", self.run, "--width", width, "--force", "--out", out)
         return shell_command("finetune", self.run, "--resume", "--out", out)
 
 
@@ -267,7 +282,7 @@ class Run:
             "idode": __version__,
             "config": to_json(self.config),
             "data": None if self.identity is None else self.identity.to_json(),
-            "parent": None if self.parent is None else asdict(self.parent),
+            "parent": None if self.parent is None else self.parent.to_json(),
         }
         try:
             self.path.mkdir(parents=True, exist_ok=True)

@@ -67,7 +67,8 @@ def average(
         bounds = _bounds(trained, data, net, best_device(device))
         width = min(bounds, key=bounds.__getitem__)
     weights, found = combined(trained.path, width)
-    made = replace(trained, path=out, parent=parent_of(trained, str(trained.path.resolve())))
+    parent = replace(parent_of(trained, str(trained.path.resolve())), width=width)
+    made = replace(trained, path=out, parent=parent)
     with writing_run(out, force=force):
         made.write_config()
         save_model(out, weights)

@@ -132,7 +132,7 @@ def memory_lines(config: Config) -> list[str]:
     if isinstance(config.net, CustomNetConfig):
         return []
     found, train = step_memory(config), config.train
-    share = f"{found.weights / GIGA:.2f} GB for weights and optimiser"
+    share = f"{found.weights / GIGA:.3g} GB for weights and optimiser"
     total = found.flops * train.batch_size * train.steps
     lines = [
         f"memory of a GPU, estimated: {share}, {found.image / GIGA:.3g} GB for each image",
@@ -146,7 +146,7 @@ def memory_lines(config: Config) -> list[str]:
         once = images // train.accumulate
         needed = found.needed(once) / GIGA
         text = (
-            f"{count} GPU{'s' if count > 1 else ''}: {once} images at once, {needed:.1f} GB each"
+            f"{count} GPU{'s' if count > 1 else ''}: {once} images at once, {needed:.3g} GB each"
         )
         advice = [
             f"{size} GB: "

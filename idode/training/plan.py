@@ -113,9 +113,11 @@ def scheduled(config: Config, data: Dataset, world: World, speed: Speed = measur
 def described(config: Config) -> str:
     """What was chosen, in a line."""
     train, net = config.train, config.net
-    parts = [f"{train.minutes:g} minutes: {train.steps} steps of {train.batch_size}"]
+    minutes = f"{train.minutes:g} minute{'' if train.minutes == 1 else 's'}"
+    parts = [f"{minutes}: {train.steps} steps of {train.batch_size}"]
     if isinstance(net, UNetConfig):
-        parts.append(f"U-Net of width {net.width}, depth {net.depth}, {net.halvings} halvings")
+        halvings = f"{net.halvings} halving{'' if net.halvings == 1 else 's'}"
+        parts.append(f"U-Net of width {net.width}, depth {net.depth}, {halvings}")
         parts.append(f"dropout {net.dropout:g}")
     parts.append(f"{train.optimizer} with {train.decay} decay")
     return ", ".join(parts) + "; steps are adjusted to end on time"

@@ -167,11 +167,17 @@ class Trainer:
     def _check_origin(self, begun: bool) -> None:
         """Refuse fine-tuning that has neither a checkpoint nor the weights it starts from."""
         parent = self.run.parent
-        if parent is not None and self.fresh and not begun:
+        if parent is None or not self.fresh or begun:
+            return
+        if parent.width is not None:
             raise InputError(
-                f"{self.run.path} was to be fine-tuned from {parent.run} and has no checkpoint "
-                f"yet: begin again with {parent.command(self.run.path)}"
+                f"{self.run.path} holds an average of the weights of {parent.run} and no "
+                "checkpoint to go on from: resume that run, and average it again"
             )
+        raise InputError(
+            f"{self.run.path} was to be fine-tuned from {parent.run} and has no checkpoint "
+            f"yet: begin again with {parent.command(self.run.path)}"
+        )
 
     def _loader(self, start: int) -> Loader[Callable[[], Batch]]:
         """Batches of this process, ready for the device, from the step ``start`` on."""

@@ -183,7 +183,7 @@ def measure(
 
 def started_from(run: Run, before: Run) -> bool:
     """Whether a run was fine-tuned from another: the weights agree, or the folders do."""
-    if run.parent is None:
+    if run.parent is None or run.parent.width is not None:
         return False
     return run.parent.has(before) or Path(run.parent.run).resolve() == before.path.resolve()
 

@@ -127,6 +127,6 @@ def _before(run: Run, before: Run | Path | str | None, progress: bool) -> Run | 
     except (InputError, OSError):
         state = "no longer exists"
     if progress:
-        text = f"note: {run.parent.run}, which this run was fine-tuned from, {state}"
+        text = f"note: this run is {run.parent.relation} {run.parent.run}, which {state}"
         print(text, file=sys.stderr)
     return None

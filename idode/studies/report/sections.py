@@ -27,7 +27,7 @@ def facts(m: Measurements, config: Config) -> dict[str, str]:
     last = max((step for step, _ in m.curve.loss), default=None)
     done = 0 if last is None else max(0, last - m.curve.finetuned_after)
     steps = f"{done:,} of {train.steps:,}" if done else f"{train.steps:,}"
-    origin = {} if m.parent is None else {"fine-tuned from": str(m.parent)}
+    origin = {} if m.parent is None else {m.parent.relation: str(m.parent)}
     trained = {} if m.trained_on in (None, m.identity) else {"trained on": str(m.trained_on)}
     own = {
         "preset": m.name,
