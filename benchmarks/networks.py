@@ -233,7 +233,7 @@ def options(repeats: int) -> list[dict]:
     """Training steps with bf16 autocast, and compiled, as a ratio of times to the plain ones."""
     ways: dict[str, Callable[[UNet], nn.Module]] = {
         "plain": lambda net: net,
-        "bf16": lambda net: in_precision(net, "bfloat16", torch.device("cpu")),
+        "bf16": lambda net: in_precision(net, "bf16", torch.device("cpu")),
         "compiled": partial(torch.compile, dynamic=False),
     }
     functions = {name: tasks(HEADLINE, SIDE, option=way)["step"] for name, way in ways.items()}

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+import torch
 
 import idode
 from idode.cli.main import main
@@ -116,11 +117,21 @@ class TestSpeed:
 class TestPlan:
     def test_the_network_follows_the_time(self) -> None:
         shapes = []
-        for minutes in (1, 30, 600):
+        for minutes in (30, 600):
             net = plan.suited(images(28), minutes, tiny.CPU, steady(0.3)).net
             assert isinstance(net, UNetConfig)
             shapes.append((net.width, net.depth, net.halvings))
-        assert shapes == [plan.SHORT, plan.MEDIUM, plan.LARGE]
+        assert shapes == [plan.MEDIUM, plan.LARGE]
+
+    def test_short_trainings_have_small_batches_where_these_save_time(self) -> None:
+        def batches(speed: plan.Speed, world: World) -> list[int]:
+            every = (1, 10, 60)
+            return [plan.suited(images(28), m, world, speed).train.batch_size for m in every]
+
+        assert batches(steady(0.2), tiny.CPU) == [4, 8, 16]
+        assert batches(lambda *given: [0.2], tiny.CPU) == [16, 16, 16]  # as on GPUs
+        three = World(torch.device("cpu"), size=3)
+        assert batches(steady(0.2), three) == [16, 16, 16]  # 4 and 8 cannot be shared
 
     @pytest.mark.parametrize(("side", "halvings"), [(8, 0), (28, 1), (29, 0)])
     def test_small_and_odd_images_are_not_halved(self, side: int, halvings: int) -> None:
@@ -131,7 +142,6 @@ class TestPlan:
     def test_much_time_gives_larger_batches_and_few_images_dropout(self) -> None:
         short = plan.suited(images(8), 1, tiny.CPU, steady(0.05))
         long = plan.suited(images(8), 60, tiny.CPU, steady(0.05))
-        assert short.train.batch_size == 16
         longest = plan.suited(images(8), 240, tiny.CPU, steady(0.05))
         assert (long.train.batch_size, longest.train.batch_size) == (64, 128)
         rates = [c.net.dropout for c in (short, long) if isinstance(c.net, UNetConfig)]

@@ -21,12 +21,14 @@ __all__ = ["Speed", "described", "scheduled", "suited"]
 Speed = Callable[[Config, Dataset, World, float], list[float]]
 """Seconds of some steps of a training, measured in about as many seconds as the last number."""
 
-# Width, depth and halvings: for tiny images, and by compute; the third is that of the presets.
-SMALL, SHORT, MEDIUM, LARGE = (32, 2, 0), (24, 4, 1), (32, 3, 1), (64, 4, 1)
-FEWEST, MANY = 600, 40_000  # steps that the medium network should have, and those that allow more
+# Width, depth and halvings: for tiny images, and by compute; the second is that of the presets.
+SMALL, MEDIUM, LARGE = (32, 2, 0), (32, 3, 1), (64, 4, 1)
+MANY = 40_000  # steps of the medium network that allow a larger one
 TINY_SIDE = 16  # of images that are never halved
 BATCHES = (16, 32, 64, 128)
 ENOUGH = 20_000  # steps; with more of them, larger batches
+SMALLER = {4: 500, 8: 6_000}  # batches for trainings of at most so many steps of 16 images,
+KEPT = 0.75  # where they keep this share of the images per second: not on GPUs
 PASSES, DROPOUT = 50, 0.1  # through the training data, from which on there is dropout
 LINES, EVALUATIONS = 100, 5  # of metrics and held-out values in a training
 MEASURING = 0.01  # of the time, for each measurement
@@ -61,13 +63,14 @@ def suited(data: Dataset, minutes: float, world: World, speed: Speed = measured)
     halved = min(data.shape[1:]) > TINY_SIDE and not any(n % 2 for n in data.shape[1:])
     chosen = sized(MEDIUM if halved else SMALL)
     steps = affords(chosen)
-    if steps < FEWEST and halved:
-        chosen = sized(SHORT)
-        steps = affords(chosen)
-    elif steps > MANY and halved:
+    if steps > MANY and halved:
         chosen = sized(LARGE)
         steps = affords(chosen)
     batch = next((b for b in BATCHES if steps * BATCHES[0] / b <= ENOUGH), BATCHES[-1])
+    fewer = next((b for b, most in SMALLER.items() if steps <= most), batch)
+    if fewer < batch and fewer % world.size == 0:
+        fits = affords(override(chosen, [f"train.batch_size={fewer}"]))
+        batch = fewer if fits * fewer >= KEPT * steps * batch else batch
     passes = steps * BATCHES[0] / len(data.train)
     dropout = DROPOUT if passes > PASSES else 0.0
     return override(chosen, [f"net.dropout={dropout}", f"train.batch_size={batch}"])
