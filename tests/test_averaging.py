@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from idode.errors import InputError
 from idode.runs.run import Run, open_run
 from idode.training.optimisation import Average
 from idode.training.power_average import LARGEST, WIDTHS, combination, exponent, power_rate
+from idode.training.resolve import origin
 from idode.training.snapshots import combined, snapshot_steps, write_snapshot
 from idode.training.trainer import Trainer
 
@@ -124,7 +126,15 @@ class TestCommand:
         assert open_run(made.path).parent == made.parent
         assert made.parent is not None
         assert made.parent.relation == "average of width 0.07 of"
-        assert "idode average" in made.parent.command(made.path)
+        again = f"idode average {run.path} --width 0.07 --force --out {made.path}"
+        assert made.parent.command(made.path) == f"`{again}`"
+        (made.path / "model.safetensors").unlink()
+        with pytest.raises(InputError, match="it was lost; make it again by `idode average"):
+            made.model()
+        assert main(again.split()[1:]) == 0
+        assert open_run(made.path) == made
+        with pytest.raises(InputError, match="give another folder"):
+            origin(made, dataclasses.replace(made.parent, width=None))
         with pytest.raises(InputError, match="holds an average of the weights"):
             Trainer(made, tiny.dataset(), tiny.CPU)
 

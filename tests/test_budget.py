@@ -53,6 +53,11 @@ def steady(seconds: float) -> plan.Speed:
     return speed
 
 
+def costly(seconds: float) -> plan.Speed:
+    """A machine on which a step takes these seconds, and as many more for each 5.33 images."""
+    return lambda config, data, world, limit: [seconds * (1 + config.train.batch_size * 3 / 16)]
+
+
 class TestBudget:
     def test_steps_follow_the_speed(self) -> None:
         clock = Clock()
@@ -130,6 +135,8 @@ class TestPlan:
 
         assert batches(steady(0.2), tiny.CPU) == [4, 8, 16]
         assert batches(lambda *given: [0.2], tiny.CPU) == [16, 16, 16]  # as on GPUs
+        # Images per second: 0.57 of those of 16 with 4 images in a step, 0.8 with 8.
+        assert batches(costly(0.2 / 4), tiny.CPU) == [8, 8, 16]
         three = World(torch.device("cpu"), size=3)
         assert batches(steady(0.2), three) == [16, 16, 16]  # 4 and 8 cannot be shared
 
@@ -142,6 +149,7 @@ class TestPlan:
     def test_much_time_gives_larger_batches_and_few_images_dropout(self) -> None:
         short = plan.suited(images(8), 1, tiny.CPU, steady(0.05))
         long = plan.suited(images(8), 60, tiny.CPU, steady(0.05))
+        assert short.train.batch_size == 16  # no smaller ones for tiny images
         longest = plan.suited(images(8), 240, tiny.CPU, steady(0.05))
         assert (long.train.batch_size, longest.train.batch_size) == (64, 128)
         rates = [c.net.dropout for c in (short, long) if isinstance(c.net, UNetConfig)]

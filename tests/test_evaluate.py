@@ -50,7 +50,7 @@ def test_a_fine_tuned_run_names_its_parent(run: Path, tmp_path: Path, capsys) ->
     words = ["--limit", "1", "--tolerance", "0.5", "--quiet", "--json", str(tmp_path / "r.json")]
     assert main(["evaluate", str(tuned), *words]) == 0
     assert f"\nfine-tuned from {run} after step 20 (abababababab)\n" in capsys.readouterr().out
-    assert json.loads((tmp_path / "r.json").read_text())["parent"] == dataclasses.asdict(parent)
+    assert json.loads((tmp_path / "r.json").read_text())["parent"] == parent.to_json()
 
 
 def test_one_image_has_an_error_bar_too(run: Path, tmp_path: Path) -> None:

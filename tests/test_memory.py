@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import re
 import pytest
 import tiny
 import torch
@@ -233,6 +234,7 @@ class TestEstimate:
         assert work.startswith("arithmetic: ")
         assert first.startswith("memory of a GPU, estimated: 0.0")
         assert "1 GPU: 65536 images at once" in alone
+        assert re.search(r"at once, [\d,]+ GB each", alone)  # no exponent
         assert "24 GB: train.accumulate=" in alone
         assert "8 GPUs: 8192 images at once" in many
         assert "64 GPUs: 1024 images at once" in most

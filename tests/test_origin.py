@@ -91,9 +91,11 @@ class TestParent:
         assert open_run(tmp_path) == run
         path = tmp_path / "config.json"
         fields = json.loads(path.read_text())
-        path.write_text(json.dumps({**fields, "parent": {"run": "a"}}))
-        with pytest.raises(InputError, match="is damaged"):
-            open_run(tmp_path)
+        assert fields["parent"].keys() == {"run", "step", "sha256"}  # as version 0.2 reads it
+        for wrong in ({"run": "a"}, {**fields["parent"], "width": "wide"}):
+            path.write_text(json.dumps({**fields, "parent": wrong}))
+            with pytest.raises(InputError, match="is damaged"):
+                open_run(tmp_path)
         del fields["parent"]
         path.write_text(json.dumps(fields))
         assert open_run(tmp_path).parent is None

@@ -97,9 +97,11 @@ def test_a_fine_tuned_run_is_compared_with_where_it_came_from(
     before, shown = compared(tuned)
     assert before == str(run)
     assert "/6 " in shown  # parts, with the one before fine-tuning
-    before, shown = compared(run)
-    assert before is None
-    assert "/5 " in shown
+    averaged = new(tmp_path / "averaged", Parent(str(run), 7, checksum(weights), width=0.1))
+    for alone in (run, averaged):
+        before, shown = compared(alone)
+        assert before is None
+        assert "/5 " in shown
     assert compared(run, "--before", tuned)[0] == str(tuned)
     save_model(run, {"other": torch.zeros(1)})
     before, shown = compared(tuned)

@@ -24,7 +24,7 @@ class Evaluation:
     """Bits/dim of a data set under a run."""
 
     run: str
-    parent: Parent | None  # what a fine-tuned run started from
+    parent: Parent | None  # what the run was fine-tuned from, or is an average of
     data: Identity
     split: str
     sde: SDEBound | None  # None for continuous data, and where a precision was asked for
@@ -68,7 +68,7 @@ class Evaluation:
         terms = (*errors, "reconstruction", "prior", "diffusion", "code")
         return {
             "run": self.run,
-            "parent": None if self.parent is None else dataclasses.asdict(self.parent),
+            "parent": None if self.parent is None else self.parent.to_json(),
             "data": self.data.to_json(),
             "split": self.split,
             "images": self.images,

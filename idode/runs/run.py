@@ -174,7 +174,7 @@ class Parent:
     def command(self, out: Path) -> str:
         """What makes, or goes on with, the run in the folder ``out`` from this model."""
         if self.width is not None:
-            width = f"{self.width:g}"
+            width = str(self.width)
             return shell_command("average", self.run, "--width", width, "--force", "--out", out)
         return shell_command("finetune", self.run, "--resume", "--out", out)
 
@@ -184,7 +184,8 @@ class Run:
     """A run folder that has a configuration.
 
     ``identity`` is that of the training data, ``None`` for an imported model; ``parent`` is what
-    a fine-tuned run started from, ``None`` where training began with fresh weights.
+    the run was fine-tuned from or is an average of, ``None`` where training began with fresh
+    weights.
     """
 
     path: Path
@@ -227,6 +228,8 @@ class Run:
         resume = shell_command("train", "--resume", "--out", self.path)
         if any(self.checkpoints.glob(f"{CHECKPOINT}*")):
             return f"write it again from the last checkpoint by {resume}"
+        if self.parent is not None and self.parent.width is not None:
+            return f"it was lost; make it again by {self.parent.command(self.path)}"
         if self.parent is not None:  # first: one that was imported goes on by its name
             resume = self.parent.command(self.path)
         elif self.config.name.startswith("import:"):

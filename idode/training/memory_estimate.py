@@ -127,15 +127,21 @@ def step_memory(config: Config, net: nn.Module | None = None) -> StepMemory:
     return StepMemory(kept, math.ceil(counter.peak / images), counter.flops // images)
 
 
+def _gigabytes(size: float) -> str:
+    """Three digits for small sizes, none after the point for large ones."""
+    value = size / GIGA
+    return f"{value:.3g} GB" if value < 100 else f"{value:,.0f} GB"
+
+
 def memory_lines(config: Config) -> list[str]:
     """What GPUs need for a configuration, and what to set where they have less; for people."""
     if isinstance(config.net, CustomNetConfig):
         return []
     found, train = step_memory(config), config.train
-    share = f"{found.weights / GIGA:.3g} GB for weights and optimiser"
+    share = f"{_gigabytes(found.weights)} for weights and optimiser"
     total = found.flops * train.batch_size * train.steps
     lines = [
-        f"memory of a GPU, estimated: {share}, {found.image / GIGA:.3g} GB for each image",
+        f"memory of a GPU, estimated: {share}, {_gigabytes(found.image)} for each image",
         f"arithmetic: {found.flops / 1e9:.3g} GFLOP for each image; all steps take "
         f"{total / RATE / 86400:.3g} days where all GPUs together reach {RATE / 1e12:.0f} TFLOP/s",
     ]
@@ -146,7 +152,8 @@ def memory_lines(config: Config) -> list[str]:
         once = images // train.accumulate
         needed = found.needed(once) / GIGA
         text = (
-            f"{count} GPU{'s' if count > 1 else ''}: {once} images at once, {needed:.3g} GB each"
+            f"{count} GPU{'s' if count > 1 else ''}: {once} images at once, "
+            f"{_gigabytes(found.needed(once))} each"
         )
         advice = [
             f"{size} GB: "

@@ -27,8 +27,8 @@ MANY = 40_000  # steps of the medium network that allow a larger one
 TINY_SIDE = 16  # of images that are never halved
 BATCHES = (16, 32, 64, 128)
 ENOUGH = 20_000  # steps; with more of them, larger batches
-SMALLER = {4: 500, 8: 6_000}  # batches for trainings of at most so many steps of 16 images,
-KEPT = 0.75  # where they keep this share of the images per second: not on GPUs
+SMALLER = {4: 500, 8: 6_000}  # batches where at most so many steps of 16 images fit
+KEPT = 0.6  # of the images per second, with such a batch; a GPU keeps half or less
 PASSES, DROPOUT = 50, 0.1  # through the training data, from which on there is dropout
 LINES, EVALUATIONS = 100, 5  # of metrics and held-out values in a training
 MEASURING = 0.01  # of the time, for each measurement
@@ -67,10 +67,13 @@ def suited(data: Dataset, minutes: float, world: World, speed: Speed = measured)
         chosen = sized(LARGE)
         steps = affords(chosen)
     batch = next((b for b in BATCHES if steps * BATCHES[0] / b <= ENOUGH), BATCHES[-1])
-    fewer = next((b for b, most in SMALLER.items() if steps <= most), batch)
-    if fewer < batch and fewer % world.size == 0:
+    for fewer, most in SMALLER.items():
+        if steps > most or fewer % world.size or not halved:
+            continue
         fits = affords(override(chosen, [f"train.batch_size={fewer}"]))
-        batch = fewer if fits * fewer >= KEPT * steps * batch else batch
+        if fits * fewer >= KEPT * steps * batch:
+            batch = fewer
+            break
     passes = steps * BATCHES[0] / len(data.train)
     dropout = DROPOUT if passes > PASSES else 0.0
     return override(chosen, [f"net.dropout={dropout}", f"train.batch_size={batch}"])

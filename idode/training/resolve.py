@@ -137,6 +137,11 @@ def origin(before: Run | None, parent: Parent | None) -> Parent | None:
     began = None if before is None else before.parent
     if before is None or began is None or parent is None:
         return parent or began
+    if began.width is not None:
+        raise InputError(
+            f"{before.path} holds an average of the weights of {began.run} and no training to go "
+            "on with: give another folder"
+        )
     if began.sha256 != parent.sha256:
         command = shell_command("train", "--resume", "--out", before.path)
         raise InputError(

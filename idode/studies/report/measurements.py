@@ -82,7 +82,7 @@ class Measurements:
     name: str  # of the configuration
     identity: Identity  # of the data that was measured on
     trained_on: Identity | None  # None for an imported model
-    parent: Parent | None  # what the run was fine-tuned from
+    parent: Parent | None  # what the run was fine-tuned from, or is an average of
     settings: ReportSettings
     description: str  # of an adapted network, what was understood of it; else empty
     parameters: int

@@ -117,7 +117,7 @@ def _before(run: Run, before: Run | Path | str | None, progress: bool) -> Run | 
     """The run to compare with: the one asked for, else the one ``run`` was fine-tuned from."""
     if before is not None:
         return open_run(before)
-    if run.parent is None:
+    if run.parent is None or run.parent.width is not None:
         return None
     try:
         found = open_run(run.parent.run)
@@ -127,6 +127,6 @@ def _before(run: Run, before: Run | Path | str | None, progress: bool) -> Run | 
     except (InputError, OSError):
         state = "no longer exists"
     if progress:
-        text = f"note: this run is {run.parent.relation} {run.parent.run}, which {state}"
+        text = f"note: {run.parent.run}, which this run was fine-tuned from, {state}"
         print(text, file=sys.stderr)
     return None
