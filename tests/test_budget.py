@@ -116,6 +116,11 @@ class TestSpeed:
             tiny.config(), tiny.dataset(), tiny.CPU, clock=lambda: next(ticks), limit=1.0
         )
         assert seconds == [5]  # one to warm up, one that is timed
+        slow = iter([0, 9, 9, 12, 12, 13, 13, 99])
+        seconds = step_seconds(
+            tiny.config(), tiny.dataset(), tiny.CPU, clock=lambda: next(slow), limit=4.0
+        )
+        assert seconds == [1]  # the first two are slower, and count for more time
         assert len(step_seconds(tiny.config(), tiny.dataset(), tiny.CPU)) == 4
 
 
@@ -167,6 +172,19 @@ class TestPlan:
         assert forwards <= 0.03 * found.steps * 3 * 16
         assert found.decay == "cosine"
 
+    def test_grids_of_samples_take_a_small_share(self) -> None:
+        def grids(minutes: float) -> int:
+            often = ["train.sample_every=9", f"train.minutes={minutes}", "train.batch_size=16"]
+            config = tiny.config(*often)
+            found = plan.scheduled(config, tiny.dataset(), tiny.CPU, lambda *given: [0.2]).train
+            drawn = found.sample_every and -(-found.steps // found.sample_every)
+            assert 64 * 20 * drawn <= 0.04 * found.steps * 3 * 16
+            return drawn
+
+        assert grids(1) == 0  # a grid costs as much as 27 steps
+        assert 1 <= grids(15) <= 6
+        assert 5 <= grids(600) <= 6
+
 
 class TestTrain:
     def test_a_folder_of_photos_and_minutes_are_enough(
@@ -180,6 +198,10 @@ class TestTrain:
         printed = capsys.readouterr().err
         run = open_run(tmp_path / "run")
         assert "0.01 minutes: " in printed
+        assert main([*words[:-2], "--dry-run", *small]) == 0
+        shown = capsys.readouterr()
+        assert "0.01 minutes: " in shown.err
+        assert json.loads(shown.out)["data"] == spec
         assert "U-Net of width 8, depth 2, 0 halvings" in printed
         assert run.config.train.minutes == 0.01
         assert run.config.data == spec
@@ -199,8 +221,9 @@ class TestTrain:
 
     def test_refusals(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         out = ["--out", str(tmp_path / "run")]
-        assert main(["train", "folder:photos", *out]) == 2
-        assert "is a data set and no preset: say how long to train" in capsys.readouterr().err
+        for data in ("folder:photos", "fashion-mnist"):
+            assert main(["train", data, *out]) == 2
+            assert "is a data set and no preset: say how long to train" in capsys.readouterr().err
         assert main(["train", "digits", "--minutes", "1", "--steps", "5", *out]) == 2
         assert "steps=5 and minutes=1 are given: choose one" in capsys.readouterr().err
         assert main(["train", "digits", "--minutes", "0", *out]) == 2

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
-import re
 import pytest
 import tiny
 import torch

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from idode.cli.options import (
@@ -73,7 +75,12 @@ def run(args: argparse.Namespace) -> int:
     from idode.training.train import train
 
     if args.dry_run:
-        print_settings(_settings(preset, data, args.device, given), args.quiet)
+        settings = _settings(preset, data, args.device, given)
+        print_settings(settings, args.quiet)
+        if settings.train.minutes is not None and not args.quiet:
+            from idode.training.plan import described
+
+            print(described(settings), file=sys.stderr)
         return 0
     began = time.perf_counter()
     trained = train(preset, data=data, device=args.device, progress=not args.quiet, **given)
@@ -84,13 +91,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _preset_and_data(args: argparse.Namespace) -> tuple[str | None, str | None]:
     """Preset and data; what is given in place of a preset may be the data."""
+    from idode.data import PUBLISHED
     from idode.runs.presets import PRESETS
 
     if args.preset is None or args.preset in PRESETS or args.data is not None:
         return args.preset, args.data
     if args.minutes is not None:
         return None, args.preset
-    if ":" in args.preset:
+    if ":" in args.preset or args.preset in PUBLISHED:
         raise InputError(
             f"{args.preset} is a data set and no preset: say how long to train with --minutes M, "
             f"or choose a preset, as in `idode train images --data {args.preset}`"
@@ -117,8 +125,9 @@ def _settings(
         return suited(load(_given(data)), minutes, world)
 
     config = training_config(preset, suited=asked, **given)
-    found = load(_given(data or config.data))
-    return scheduled(fit(config, found.levels, found.shape), found, world)
+    name = _given(data or config.data)
+    found = load(name)
+    return scheduled(fit(replace(config, data=name), found.levels, found.shape), found, world)
 
 
 def _given(data: str | None) -> str:

@@ -14,6 +14,7 @@ from idode.nets.config import UNetConfig
 from idode.runs.config import Config, fit, override
 from idode.runs.distributed import World
 from idode.runs.presets import PRESETS
+from idode.training.grids import COUNT, STEPS
 from idode.training.speed import step_seconds
 
 __all__ = ["Speed", "described", "scheduled", "suited"]
@@ -32,7 +33,8 @@ KEPT = 0.6  # of the images per second, with such a batch; a GPU keeps half or l
 PASSES, DROPOUT = 50, 0.1  # through the training data, from which on there is dropout
 LINES, EVALUATIONS = 100, 5  # of metrics and held-out values in a training
 MEASURING = 0.01  # of the time, for each measurement
-SHARE, DRAWS, BACKWARD = 0.03, 8, 3  # of the time for evaluation; forward passes
+SHARE = 0.03  # of the time for held-out values, and for grids of samples
+DRAWS, BACKWARD = 8, 3  # forward passes
 
 
 def measured(config: Config, data: Dataset, world: World, limit: float) -> list[float]:
@@ -100,6 +102,8 @@ def scheduled(config: Config, data: Dataset, world: World, speed: Speed = measur
     # A held-out value takes DRAWS forward passes an image, a step BACKWARD of them.
     count = int(SHARE * steps * BACKWARD * train.batch_size / (DRAWS * EVALUATIONS))
     often = max(1, steps // EVALUATIONS)
+    grids = int(SHARE * steps * BACKWARD * train.batch_size / (COUNT * STEPS))
+    drawn = max(often, steps // grids) if grids and train.sample_every else 0
     return replace(
         config,
         train=replace(
@@ -111,7 +115,7 @@ def scheduled(config: Config, data: Dataset, world: World, speed: Speed = measur
             evaluate_every=often,
             evaluate_count=min(max(count, 16), train.evaluate_count),
             checkpoint_every=often,
-            sample_every=often if train.sample_every else 0,
+            sample_every=drawn,
         ),
     )
 
