@@ -115,6 +115,16 @@ def test_damaged_prepared_data_is_noticed_on_loading(name, damage, spec, tmp_pat
         load(spec, tmp_path / "cache")
 
 
+def test_official_files_in_the_place_of_prepared_ones_are_not_called_damaged(tmp_path):
+    folder = tmp_path / "cache" / "mnist"
+    folder.mkdir(parents=True)
+    (folder / "train-images-idx3-ubyte").write_bytes(b"the user's own")
+    assert PUBLISHED["mnist"].state(tmp_path / "cache") == "fetch"
+    with pytest.raises(InputError, match="set IDODE_DATA to another folder") as refused:
+        load("mnist", tmp_path / "cache")
+    assert "delete" not in str(refused.value)
+
+
 def test_other_data_under_a_published_name_is_refused_and_not_kept(tmp_path):
     source = tmp_path / "bin"
     source.mkdir()
@@ -183,6 +193,7 @@ def test_the_commands_print_and_write_the_same_result(spec, tmp_path, capsys):
 
 def test_list_shows_what_is_ready_and_what_is_not(tmp_path, capsys):
     (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "identity.json").touch()
     command("list", "--root", tmp_path)
     lines = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()}
     assert (lines["digits"], lines["mnist"], lines["cifar10"]) == ("ready", "ready", "fetch")

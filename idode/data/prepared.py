@@ -23,11 +23,12 @@ from idode.data.identity import Identity, content_hash
 from idode.errors import InputError, choose
 from idode.storage import read_json, scratch_folder, write_atomically
 
-__all__ = ["Dataset", "Split", "open_prepared", "prepare"]
+__all__ = ["IDENTITY", "Dataset", "Split", "open_prepared", "prepare"]
 
 Split: TypeAlias = NDArray[Any]
 
 SPLITS: tuple[SplitName, SplitName] = ("train", "test")
+IDENTITY = "identity.json"
 HEADER_BYTES = 256
 NATIVE_LEVELS = {np.dtype(np.uint8): 256, np.dtype(np.uint16): 65536}
 
@@ -188,7 +189,7 @@ def prepare(
             identity = Identity(name, version, len(train), len(test), levels, shape, hashed)
             check(identity)
             text = json.dumps(identity.to_json(), indent=1) + "\n"
-            write_atomically(scratch / "identity.json", text)
+            write_atomically(scratch / IDENTITY, text)
             _publish(scratch, folder)
         except OSError as error:
             raise InputError(f"cannot prepare {name} in {folder.parent}: {error}") from error
@@ -206,8 +207,14 @@ def _publish(scratch: Path, folder: Path) -> None:
 
 def open_prepared(folder: Path) -> Dataset:
     """Map a prepared folder; what the files hold must be what the identity says."""
+    names = (IDENTITY, *(f"{s}.npy" for s in SPLITS))
+    if not any((folder / name).exists() for name in names):  # the user's own: not to be deleted
+        raise InputError(
+            f"{folder} holds no prepared data: set IDODE_DATA to another folder, and give "
+            "official files of a data set as NAME:PATH"
+        )
     try:
-        identity = Identity.from_json(read_json(folder / "identity.json"))
+        identity = Identity.from_json(read_json(folder / IDENTITY))
         train, test = (
             np.load(folder / f"{s}.npy", mmap_mode="r", allow_pickle=False) for s in SPLITS
         )

@@ -15,7 +15,7 @@ from idode.data.archive import check_source
 from idode.data.download import Progress, download
 from idode.data.format import Chunks
 from idode.data.identity import Identity
-from idode.data.prepared import Dataset, open_prepared, prepare
+from idode.data.prepared import IDENTITY, Dataset, open_prepared, prepare
 from idode.errors import InputError
 
 __all__ = ["Published", "Remote"]
@@ -52,7 +52,7 @@ class Published:
 
     def state(self, root: Path) -> str:
         """``ready`` if it is prepared in ``root``, ``fetch`` if it can be, else ``by hand``."""
-        if (root / self.name).is_dir():
+        if (root / self.name / IDENTITY).is_file():
             return "ready"
         return "fetch" if self.official else "by hand"
 
