@@ -30,6 +30,7 @@ from pathlib import Path
 import torch
 
 from idode.cli.parsing import above_zero, positive
+from idode.cli.process import keep_freed_memory
 from idode.data import Dataset, load
 from idode.data.memory import from_arrays
 from idode.evaluation.likelihood import sde_bound
@@ -186,6 +187,7 @@ def main() -> None:
             "--race goes to the first candidate, and --halve may drop it: give one of them"
         )
     torch.set_num_threads(1)
+    keep_freed_memory()  # as the program does; otherwise large batches and networks pay for pages
     args.datasets = parts(args.data, args.held_out)
     held = args.datasets[0]
     configs = [configured(args.data, settings, held, args.race) for settings in args.tried]
