@@ -154,7 +154,7 @@ class TestTrain:
         assert main(words) == 0
         shown = capsys.readouterr()
         config = from_json(json.loads(shown.out))
-        assert "memory of a GPU, estimated: 0.0" in shown.err
+        assert re.search(r"memory of a GPU, estimated: [\d.]+ MB", shown.err)
         assert "8 GPUs: 16 images at once, " in shown.err
         assert (config.train.steps, config.train.seed, config.net.width) == (7, 3, 64)
         assert config.model.schedule == "sp"

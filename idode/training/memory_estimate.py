@@ -30,8 +30,9 @@ HEADROOM = 1.1  # of a GPU's memory: workspaces of convolutions, and gaps betwee
 GPUS = (24, 40, 48, 80)  # gigabytes of common ones
 PROCESSES = (1, 8, 64)
 FEWEST = 8  # images of a process worth a line
-GIGA = 2**30
-RATE = 1e14  # operations a second of all GPUs together, for which days are printed
+GIGA, MEGA = 2**30, 2**20
+UNITS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
+RATE = 1e14  # operations a second of all GPUs together, for which a time is printed
 SAMPLE = 16  # images of the step that is counted; so many that gradients of weights matter little
 
 
@@ -127,10 +128,16 @@ def step_memory(config: Config, net: nn.Module | None = None) -> StepMemory:
     return StepMemory(kept, math.ceil(counter.peak / images), counter.flops // images)
 
 
-def _gigabytes(size: float) -> str:
-    """Three digits for small sizes, none after the point for large ones."""
-    value = size / GIGA
-    return f"{value:.3g} GB" if value < 100 else f"{value:,.0f} GB"
+def _size(count: float) -> str:
+    """Bytes with three digits, none after the point where there are more."""
+    value, unit = (count / GIGA, "GB") if count >= GIGA else (count / MEGA, "MB")
+    return f"{value:.3g} {unit}" if value < 100 else f"{value:,.0f} {unit}"
+
+
+def _duration(seconds: float) -> str:
+    """In the largest unit of which there are two."""
+    unit = next((unit for unit in UNITS if seconds >= 2 * UNITS[unit]), "seconds")
+    return f"{seconds / UNITS[unit]:.3g} {unit}"
 
 
 def memory_lines(config: Config) -> list[str]:
@@ -138,12 +145,12 @@ def memory_lines(config: Config) -> list[str]:
     if isinstance(config.net, CustomNetConfig):
         return []
     found, train = step_memory(config), config.train
-    share = f"{_gigabytes(found.weights)} for weights and optimiser"
+    share = f"{_size(found.weights)} for weights and optimiser"
     total = found.flops * train.batch_size * train.steps
     lines = [
-        f"memory of a GPU, estimated: {share}, {_gigabytes(found.image)} for each image",
+        f"memory of a GPU, estimated: {share}, {_size(found.image)} for each image",
         f"arithmetic: {found.flops / 1e9:.3g} GFLOP for each image; all steps take "
-        f"{total / RATE / 86400:.3g} days where all GPUs together reach {RATE / 1e12:.0f} TFLOP/s",
+        f"{_duration(total / RATE)} where all GPUs together reach {RATE / 1e12:.0f} TFLOP/s",
     ]
     for count in PROCESSES:
         images = train.batch_size // count
@@ -153,7 +160,7 @@ def memory_lines(config: Config) -> list[str]:
         needed = found.needed(once) / GIGA
         text = (
             f"{count} GPU{'s' if count > 1 else ''}: {once} images at once, "
-            f"{_gigabytes(found.needed(once))} each"
+            f"{_size(found.needed(once))} each"
         )
         advice = [
             f"{size} GB: "
