@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import idode
 from idode.cli.main import main
+from idode.data import load
 from idode.errors import InputError
 from idode.runs.run import Run, open_run
 from idode.training.optimisation import Average
@@ -115,10 +116,13 @@ class TestCommand:
         capsys.readouterr()
         assert main(["average", str(run), "--out", str(out), "--force"]) == 0
         printed = capsys.readouterr().out.splitlines()
-        bounds = {float(x.split()[1]): float(x.split()[4]) for x in printed[:-1]}
+        *widths, own, _ = printed
+        bounds = {float(x.split()[1]): float(x.split()[4]) for x in widths}
         best = min(bounds, key=bounds.__getitem__)
         assert f"average of width {best:g}" in printed[-1]
         assert idode.load(out).shape == (1, 4, 4)
+        held = idode.load(run).sde_bound(load(data).train[-8:], draws=8)
+        assert own.startswith(f"its own      SDE bound {held.mean:.4f}")
 
     def test_a_run_says_that_it_is_an_average(self, tmp_path: Path) -> None:
         run = tiny.train(tmp_path / "run", "train.snapshot_every=4").run

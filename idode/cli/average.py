@@ -42,8 +42,11 @@ def run(args: argparse.Namespace) -> int:
     names = ("out", "width", "data", "device", "force")
     made = average(args.run, **{name: getattr(args, name) for name in names})
     if not args.quiet:
-        for width, bits in made.bounds.items():
-            print(f"width {width:5g}  SDE bound {bits:.4f} bits/dim on held-out training images")
+        named = {f"width {width:5g}": bits for width, bits in made.bounds.items()}
+        if made.own is not None:
+            named["its own    "] = made.own
+        for name, bits in named.items():
+            print(f"{name}  SDE bound {bits:.4f} bits/dim on held-out training images")
         error = f"relative error of its profile {made.error:.1e}"
         print(f"{made.run.path}: average of width {made.width:g}, {error}")
     return 0

@@ -31,6 +31,7 @@ class Averaged:
     width: float
     error: float  # of the profile, relative
     bounds: dict[float, float]  # width: SDE bound on held-out training images, bits/dim
+    own: float | None  # the same of the run's own average, where there are bounds
 
 
 def average(
@@ -63,8 +64,9 @@ def average(
     check_snapshots(trained.path)
     claim(out, force=force)
     bounds: dict[float, float] = {}
+    own = None
     if width is None:
-        bounds = _bounds(trained, data, net, best_device(device))
+        own, bounds = _bounds(trained, data, net, best_device(device))
         width = min(bounds, key=bounds.__getitem__)
     weights, found = combined(trained.path, width)
     parent = replace(parent_of(trained, str(trained.path.resolve())), width=width)
@@ -72,13 +74,13 @@ def average(
     with writing_run(out, force=force):
         made.write_config()
         save_model(out, weights)
-    return Averaged(made, width, found.error, bounds)
+    return Averaged(made, width, found.error, bounds, own)
 
 
 def _bounds(
     run: Run, data: Data | None, net: nn.Module | None, device: torch.device
-) -> dict[float, float]:
-    """The SDE bound of each choice, on training images that were not trained on."""
+) -> tuple[float, dict[float, float]]:
+    """SDE bounds of the run as it is and of each choice, on images that were not trained on."""
     kept = run.config.train.hold_out
     if not kept:
         raise InputError(
@@ -93,4 +95,4 @@ def _bounds(
         built.load_state_dict(weights)
         return sde_bound(model, images, draws=DRAWS).mean
 
-    return {width: bound(combined(run.path, width)[0]) for width in CHOICES}
+    return bound(run.weights()), {w: bound(combined(run.path, w)[0]) for w in CHOICES}
