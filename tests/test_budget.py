@@ -15,7 +15,7 @@ from idode.cli.main import main
 from idode.data.memory import from_arrays
 from idode.data.prepared import Dataset
 from idode.nets.config import UNetConfig
-from idode.runs.config import Config
+from idode.runs.config import Config, override
 from idode.runs.distributed import World
 from idode.runs.run import Run, open_run
 from idode.training import plan, trainer
@@ -144,6 +144,21 @@ class TestPlan:
         assert batches(costly(0.2 / 4), tiny.CPU) == [8, 8, 16]
         three = World(torch.device("cpu"), size=3)
         assert batches(steady(0.2), three) == [16, 16, 16]  # 4 and 8 cannot be shared
+
+    @pytest.mark.parametrize(
+        ("share", "chosen"), [(0.8, "bf16"), (0.95, "float32"), (14.0, "float32")]
+    )
+    def test_bfloat16_is_taken_where_it_saves_time(self, share: float, chosen: str) -> None:
+        def speed(config: Config, *given: object) -> list[float]:
+            return [0.2 * (share if config.train.precision == "bf16" else 1.0)]
+
+        config = plan.suited(images(28), 10, tiny.CPU, speed)
+        assert config.train.precision == chosen
+        assert f"cosine decay in {chosen}" in plan.described(
+            override(config, ["train.minutes=10"])
+        )
+        own = training_config(None, net=torch.nn.Identity(), minutes=10, suited=lambda _: config)
+        assert own.train.precision == "float32"  # a network of the user's is left as it is
 
     @pytest.mark.parametrize(("side", "halvings"), [(8, 0), (28, 1), (29, 0)])
     def test_small_and_odd_images_are_not_halved(self, side: int, halvings: int) -> None:

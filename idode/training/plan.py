@@ -14,6 +14,7 @@ from idode.nets.config import UNetConfig
 from idode.runs.config import Config, fit, override
 from idode.runs.distributed import World
 from idode.runs.presets import PRESETS
+from idode.training.acceleration import available_precisions
 from idode.training.grids import COUNT, STEPS
 from idode.training.speed import step_seconds
 
@@ -30,6 +31,7 @@ BATCHES = (16, 32, 64, 128)
 ENOUGH = 20_000  # steps; with more of them, larger batches
 SMALLER = {4: 500, 8: 6_000}  # batches where at most so many steps of 16 images fit
 KEPT = 0.6  # of the images per second, with such a batch; a GPU keeps half or less
+SHORTER = 0.9  # steps in bfloat16, of those in float32, are worth their rounding
 PASSES, DROPOUT = 50, 0.1  # through the training data, from which on there is dropout
 LINES, EVALUATIONS = 100, 5  # of metrics and held-out values in a training
 MEASURING = 0.01  # of the time, for each measurement
@@ -43,7 +45,7 @@ def measured(config: Config, data: Dataset, world: World, limit: float) -> list[
 
 
 def suited(data: Dataset, minutes: float, world: World, speed: Speed = measured) -> Config:
-    """Network and batch for the shape of the data, its size, and the time.
+    """Network, batch and precision for the shape of the data, its size, and the time.
 
     Args:
         data: What is trained on.
@@ -78,7 +80,11 @@ def suited(data: Dataset, minutes: float, world: World, speed: Speed = measured)
             break
     passes = steps * BATCHES[0] / len(data.train)
     dropout = DROPOUT if passes > PASSES else 0.0
-    return override(chosen, [f"net.dropout={dropout}", f"train.batch_size={batch}"])
+    chosen = override(chosen, [f"net.dropout={dropout}", f"train.batch_size={batch}"])
+    if "bf16" not in available_precisions(world.device):
+        return chosen
+    lowered = override(chosen, ["train.precision=bf16"])
+    return lowered if affords(chosen) <= SHORTER * affords(lowered) else chosen
 
 
 def _pace(speed: Speed, config: Config, data: Dataset, world: World, minutes: float) -> float:
@@ -129,5 +135,5 @@ def described(config: Config) -> str:
         halvings = f"{net.halvings} halving{'' if net.halvings == 1 else 's'}"
         parts.append(f"U-Net of width {net.width}, depth {net.depth}, {halvings}")
         parts.append(f"dropout {net.dropout:g}")
-    parts.append(f"{train.optimizer} with {train.decay} decay")
+    parts.append(f"{train.optimizer} with {train.decay} decay in {train.precision}")
     return ", ".join(parts) + "; steps are adjusted to end on time"
