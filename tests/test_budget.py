@@ -126,16 +126,19 @@ class TestSpeed:
 
 class TestPlan:
     def test_the_network_follows_the_time(self) -> None:
-        shapes = []
-        for minutes in (30, 600):
-            net = plan.suited(images(28), minutes, tiny.CPU, steady(0.3)).net
+        shapes = {}
+        for minutes in (32, 34, 130, 140):  # 9,600, 10,200, 39,000 and 42,000 steps of the first
+            config = plan.suited(images(28, 50_000), minutes, tiny.CPU, steady(0.2))
+            net = config.net
             assert isinstance(net, UNetConfig)
-            shapes.append((net.width, net.depth, net.halvings))
-        assert shapes == [plan.MEDIUM, plan.LARGE]
+            shapes[minutes] = (net.width, net.depth, net.halvings)
+            assert config.train.batch_size >= 16  # of a wider network fewer steps fit
+        wide, first, largest = (48, 3, 1), (32, 3, 1), (64, 4, 1)
+        assert shapes == {32: first, 34: wide, 130: wide, 140: largest}
 
     def test_short_trainings_have_small_batches_where_these_save_time(self) -> None:
         def batches(speed: plan.Speed, world: World) -> list[int]:
-            every = (1, 10, 60)
+            every = (1, 9, 30)
             return [plan.suited(images(28), m, world, speed).train.batch_size for m in every]
 
         assert batches(steady(0.2), tiny.CPU) == [4, 8, 16]
@@ -146,19 +149,36 @@ class TestPlan:
         assert batches(steady(0.2), three) == [16, 16, 16]  # 4 and 8 cannot be shared
 
     @pytest.mark.parametrize(
-        ("share", "chosen"), [(0.8, "bf16"), (0.95, "float32"), (14.0, "float32")]
+        ("share", "minutes", "lower", "chosen"),
+        [
+            (0.8, 10, True, "bf16"),
+            (0.95, 10, True, "float32"),
+            (14.0, 10, True, "float32"),
+            (0.8, 3, True, "float32"),  # too short to try it
+            (0.8, 10, False, "float32"),  # a network of the user's
+            (1e9, 1e-9, True, "float32"),  # no step fits
+        ],
     )
-    def test_bfloat16_is_taken_where_it_saves_time(self, share: float, chosen: str) -> None:
+    def test_bfloat16_is_taken_where_it_saves_time(
+        self, share: float, minutes: float, lower: bool, chosen: str
+    ) -> None:
         def speed(config: Config, *given: object) -> list[float]:
             return [0.2 * (share if config.train.precision == "bf16" else 1.0)]
 
-        config = plan.suited(images(28), 10, tiny.CPU, speed)
+        config = plan.suited(images(28), minutes, tiny.CPU, speed, lower=lower)
         assert config.train.precision == chosen
-        assert f"cosine decay in {chosen}" in plan.described(
-            override(config, ["train.minutes=10"])
-        )
-        own = training_config(None, net=torch.nn.Identity(), minutes=10, suited=lambda _: config)
-        assert own.train.precision == "float32"  # a network of the user's is left as it is
+        assert chosen in plan.described(override(config, ["train.minutes=10"]))
+
+    def test_a_device_without_bfloat16_is_not_asked_for_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(plan, "available_precisions", lambda device: ["float32"])
+
+        def speed(config: Config, *given: object) -> list[float]:
+            assert config.train.precision == "float32"
+            return [0.2]
+
+        assert plan.suited(images(28), 10, tiny.CPU, speed).train.precision == "float32"
 
     @pytest.mark.parametrize(("side", "halvings"), [(8, 0), (28, 1), (29, 0)])
     def test_small_and_odd_images_are_not_halved(self, side: int, halvings: int) -> None:

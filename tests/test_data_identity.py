@@ -13,6 +13,7 @@ from idode.data import (
     PUBLISHED,
     Identity,
     content_hash,
+    fetch,
     load,
     mismatch_warning,
     same_data,
@@ -115,14 +116,21 @@ def test_damaged_prepared_data_is_noticed_on_loading(name, damage, spec, tmp_pat
         load(spec, tmp_path / "cache")
 
 
-def test_official_files_in_the_place_of_prepared_ones_are_not_called_damaged(tmp_path):
-    folder = tmp_path / "cache" / "mnist"
-    folder.mkdir(parents=True)
+@pytest.mark.parametrize("get", [load, fetch])
+def test_official_files_in_the_place_of_prepared_ones_are_not_called_damaged(get, tmp_path):
+    folder = tmp_path / "mnist"
+    folder.mkdir()
     (folder / "train-images-idx3-ubyte").write_bytes(b"the user's own")
-    assert PUBLISHED["mnist"].state(tmp_path / "cache") == "fetch"
+    assert PUBLISHED["mnist"].state(tmp_path) == "fetch"
     with pytest.raises(InputError, match="set IDODE_DATA to another folder") as refused:
-        load("mnist", tmp_path / "cache")
+        get("mnist", tmp_path)
     assert "delete" not in str(refused.value)
+
+
+def test_an_empty_folder_is_as_good_as_none(tmp_path):
+    (tmp_path / "mnist").mkdir()
+    with pytest.raises(InputError, match="run `idode data fetch mnist`"):
+        load("mnist", tmp_path)
 
 
 def test_other_data_under_a_published_name_is_refused_and_not_kept(tmp_path):

@@ -23,7 +23,14 @@ from idode.runs.run import Run, open_run
 from idode.training import memory_check
 from idode.training.finetuning import finetuned
 from idode.training.memory_check import optimiser_bytes, shapes_of, weight_bytes
-from idode.training.memory_estimate import StepMemory, memory_lines, step_memory
+from idode.training.memory_estimate import (
+    BYTES,
+    TIMES,
+    StepMemory,
+    in_units,
+    memory_lines,
+    step_memory,
+)
 from idode.training.optimisation import OPTIMIZERS
 from idode.training.soap import LARGEST
 from idode.training.state import State
@@ -228,11 +235,22 @@ class TestEstimate:
         assert found.fitting(2**30) == 0
         assert found.pieces(64, 2**30) is None
 
+    def test_units(self) -> None:
+        assert in_units(300, BYTES) == "0.293 KB"
+        assert in_units(2**20 - 1, BYTES) == "1,024 KB"
+        assert in_units(1.5 * 2**20, BYTES) == "1.5 MB"
+        assert in_units(5000 * 2**30, BYTES) == "5,000 GB"
+        assert in_units(59, TIMES) == "59 seconds"
+        assert in_units(5400, TIMES) == "1.5 hours"
+        assert in_units(1234 * 86400, TIMES) == "1,234 days"
+
     def test_it_says_what_to_set(self) -> None:
         config = override(finetuned(PRESETS["digits"]), ["train.batch_size=65536", "net.width=64"])
         first, work, alone, many, most = memory_lines(config)
         assert work.startswith("arithmetic: ")
-        assert re.search(r"all steps take [\d.]+ (minutes|hours) where", work)  # no 2e-03 days
+        assert re.search(
+            r"all steps take [\d.]+ (seconds|minutes|hours) where", work
+        )  # no 2e-03 days
         assert re.match(r"memory of a GPU, estimated: [\d.]+ MB for weights", first)
         assert "1 GPU: 65536 images at once" in alone
         assert re.search(r"at once, [\d,]+ GB each", alone)  # no exponent

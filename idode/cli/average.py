@@ -42,11 +42,13 @@ def run(args: argparse.Namespace) -> int:
     names = ("out", "width", "data", "device", "force")
     made = average(args.run, **{name: getattr(args, name) for name in names})
     if not args.quiet:
-        named = {f"width {width:5g}": bits for width, bits in made.bounds.items()}
+        named = {f"width {width:g}": bits for width, bits in made.bounds.items()}
         if made.own is not None:
-            named["its own    "] = made.own
+            named["the run's own"] = made.own
         for name, bits in named.items():
-            print(f"{name}  SDE bound {bits:.4f} bits/dim on held-out training images")
+            print(f"{name:13}  SDE bound {bits:.4f} bits/dim on held-out training images")
+        if made.own is not None and made.own <= min(made.bounds.values()):
+            print(f"no width is better than {args.run} as it is")
         error = f"relative error of its profile {made.error:.1e}"
         print(f"{made.run.path}: average of width {made.width:g}, {error}")
     return 0

@@ -52,9 +52,12 @@ class Published:
 
     def state(self, root: Path) -> str:
         """``ready`` if it is prepared in ``root``, ``fetch`` if it can be, else ``by hand``."""
-        if (root / self.name / IDENTITY).is_file():
+        if self._prepared(root):
             return "ready"
         return "fetch" if self.official else "by hand"
+
+    def _prepared(self, root: Path) -> bool:
+        return (root / self.name / IDENTITY).is_file()
 
     def check(self, identity: Identity) -> None:
         """Refuse data that goes by this name and is something else."""
@@ -77,8 +80,9 @@ class Published:
         folder = root / self.name
         if source is not None:
             check_source(source)
-        if folder.is_dir():
+        if self._prepared(root):
             return open_prepared(folder)
+        self._check_place(folder)
         if source is None:
             advice = f"run `idode data fetch {self.name}` or " if self.official else ""
             raise InputError(
@@ -101,8 +105,9 @@ class Published:
 
         Downloads are kept until the prepared form is written, so an interrupted fetch resumes.
         """
-        if (root / self.name).is_dir():
+        if self._prepared(root):
             return self.load(None, root)
+        self._check_place(root / self.name)
         downloads = root / "downloads" / self.name
         source = downloads / "publisher"
         try:
@@ -126,6 +131,14 @@ class Published:
         dataset = self.load(source, root)
         shutil.rmtree(downloads)
         return dataset
+
+    def _check_place(self, folder: Path) -> None:
+        """Refuse files where the prepared form belongs: they may be the user's only copy."""
+        if folder.is_dir() and any(folder.iterdir()):
+            raise InputError(
+                f"{folder} holds files and no prepared data: set IDODE_DATA to another folder, "
+                f"and give official files as {self.name}:PATH"
+            )
 
     def _from_publisher(self, folder: Path, progress: Progress) -> None:
         if not self.official:

@@ -24,14 +24,15 @@ from idode.runs.run import diffusion_ode
 from idode.training.memory_check import optimiser_bytes, shapes_of, weight_bytes
 from idode.training.objective import Objective, build_density
 
-__all__ = ["StepMemory", "memory_lines", "step_memory"]
+__all__ = ["StepMemory", "in_units", "memory_lines", "step_memory"]
 
 HEADROOM = 1.1  # of a GPU's memory: workspaces of convolutions, and gaps between blocks
 GPUS = (24, 40, 48, 80)  # gigabytes of common ones
 PROCESSES = (1, 8, 64)
 FEWEST = 8  # images of a process worth a line
-GIGA, MEGA = 2**30, 2**20
-UNITS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
+GIGA = 2**30
+BYTES = {"GB": GIGA, "MB": 2**20, "KB": 2**10}
+TIMES = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 RATE = 1e14  # operations a second of all GPUs together, for which a time is printed
 SAMPLE = 16  # images of the step that is counted; so many that gradients of weights matter little
 
@@ -128,16 +129,11 @@ def step_memory(config: Config, net: nn.Module | None = None) -> StepMemory:
     return StepMemory(kept, math.ceil(counter.peak / images), counter.flops // images)
 
 
-def _size(count: float) -> str:
-    """Bytes with three digits, none after the point where there are more."""
-    value, unit = (count / GIGA, "GB") if count >= GIGA else (count / MEGA, "MB")
-    return f"{value:.3g} {unit}" if value < 100 else f"{value:,.0f} {unit}"
-
-
-def _duration(seconds: float) -> str:
-    """In the largest unit of which there are two."""
-    unit = next((unit for unit in UNITS if seconds >= 2 * UNITS[unit]), "seconds")
-    return f"{seconds / UNITS[unit]:.3g} {unit}"
+def in_units(value: float, units: Mapping[str, float]) -> str:
+    """Three digits, or all before the point, in the largest of falling units that fits."""
+    name = next((name for name in units if value >= units[name]), [*units][-1])
+    count = value / units[name]
+    return f"{count:.3g} {name}" if count < 100 else f"{count:,.0f} {name}"
 
 
 def memory_lines(config: Config) -> list[str]:
@@ -145,12 +141,13 @@ def memory_lines(config: Config) -> list[str]:
     if isinstance(config.net, CustomNetConfig):
         return []
     found, train = step_memory(config), config.train
-    share = f"{_size(found.weights)} for weights and optimiser"
-    total = found.flops * train.batch_size * train.steps
+    share = f"{in_units(found.weights, BYTES)} for weights and optimiser"
+    total = found.flops * train.batch_size * train.steps / RATE
+    spent = "less than a second" if total < 1 else in_units(total, TIMES)
     lines = [
-        f"memory of a GPU, estimated: {share}, {_size(found.image)} for each image",
+        f"memory of a GPU, estimated: {share}, {in_units(found.image, BYTES)} for each image",
         f"arithmetic: {found.flops / 1e9:.3g} GFLOP for each image; all steps take "
-        f"{_duration(total / RATE)} where all GPUs together reach {RATE / 1e12:.0f} TFLOP/s",
+        f"{spent} where all GPUs together reach {RATE / 1e12:.0f} TFLOP/s",
     ]
     for count in PROCESSES:
         images = train.batch_size // count
@@ -160,7 +157,7 @@ def memory_lines(config: Config) -> list[str]:
         needed = found.needed(once) / GIGA
         text = (
             f"{count} GPU{'s' if count > 1 else ''}: {once} images at once, "
-            f"{_size(found.needed(once))} each"
+            f"{in_units(found.needed(once), BYTES)} each"
         )
         advice = [
             f"{size} GB: "

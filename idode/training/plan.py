@@ -23,15 +23,16 @@ __all__ = ["Speed", "described", "scheduled", "suited"]
 Speed = Callable[[Config, Dataset, World, float], list[float]]
 """Seconds of some steps of a training, measured in about as many seconds as the last number."""
 
-# Width, depth and halvings: for tiny images, and by compute; the second is that of the presets.
-SMALL, MEDIUM, LARGE = (32, 2, 0), (32, 3, 1), (64, 4, 1)
-MANY = 40_000  # steps of the medium network that allow a larger one
+# Width, depth and halvings: for tiny images, and by the least steps of the first that must fit.
+TINY = (32, 2, 0)
+NETWORKS = {0: (32, 3, 1), 10_000: (48, 3, 1), 40_000: (64, 4, 1)}
 TINY_SIDE = 16  # of images that are never halved
 BATCHES = (16, 32, 64, 128)
 ENOUGH = 20_000  # steps; with more of them, larger batches
-SMALLER = {4: 500, 8: 6_000}  # batches where at most so many steps of 16 images fit
+SMALLER = {4: 500, 8: 3_000}  # batches where at most so many steps of 16 images fit
 KEPT = 0.6  # of the images per second, with such a batch; a GPU keeps half or less
-SHORTER = 0.9  # steps in bfloat16, of those in float32, are worth their rounding
+SHORTER = 0.9  # largest share of the time of a step in float32 at which bfloat16 is taken
+LOWERED = 1_000  # steps that must fit: where bfloat16 is emulated, measuring it takes some thirty
 PASSES, DROPOUT = 50, 0.1  # through the training data, from which on there is dropout
 LINES, EVALUATIONS = 100, 5  # of metrics and held-out values in a training
 MEASURING = 0.01  # of the time, for each measurement
@@ -44,7 +45,9 @@ def measured(config: Config, data: Dataset, world: World, limit: float) -> list[
     return step_seconds(config, data, world, limit=limit)
 
 
-def suited(data: Dataset, minutes: float, world: World, speed: Speed = measured) -> Config:
+def suited(
+    data: Dataset, minutes: float, world: World, speed: Speed = measured, *, lower: bool = True
+) -> Config:
     """Network, batch and precision for the shape of the data, its size, and the time.
 
     Args:
@@ -52,23 +55,30 @@ def suited(data: Dataset, minutes: float, world: World, speed: Speed = measured)
         minutes: Of training.
         world: The device.
         speed: Measures a configuration.
+        lower: Whether bfloat16 may be taken; not for a network of the user's.
     """
     if len(data.shape) != 3 or data.levels is None:
         return PRESETS["vectors"]
 
-    def sized(size: tuple[int, int, int]) -> Config:
-        width, depth, halvings = size
-        names = [f"net.width={width}", f"net.depth={depth}", f"net.halvings={halvings}"]
-        return fit(override(PRESETS["images"], names), data.levels, data.shape)
+    def sized(base: Config, size: tuple[int, int, int]) -> Config:
+        names = ("net.width", "net.depth", "net.halvings")
+        return override(base, [f"{name}={n}" for name, n in zip(names, size, strict=True)])
 
-    def affords(config: Config) -> int:
-        return int(60 * minutes / _pace(speed, config, data, world, minutes))
+    def affords(config: Config) -> float:
+        return 60 * minutes / _pace(speed, config, data, world, minutes)
 
     halved = min(data.shape[1:]) > TINY_SIDE and not any(n % 2 for n in data.shape[1:])
-    chosen = sized(MEDIUM if halved else SMALL)
+    base = fit(PRESETS["images"], data.levels, data.shape)
+    chosen = sized(base, NETWORKS[0] if halved else TINY)
     steps = affords(chosen)
-    if steps > MANY and halved:
-        chosen = sized(LARGE)
+    if lower and steps >= LOWERED and "bf16" in available_precisions(world.device):
+        lowered = override(chosen, ["train.precision=bf16"])
+        more = affords(lowered)
+        if steps <= SHORTER * more:
+            chosen, steps = lowered, more
+    least = max(n for n in NETWORKS if n <= steps)
+    if least and halved:
+        chosen = sized(chosen, NETWORKS[least])
         steps = affords(chosen)
     batch = next((b for b in BATCHES if steps * BATCHES[0] / b <= ENOUGH), BATCHES[-1])
     for fewer, most in SMALLER.items():
@@ -80,11 +90,7 @@ def suited(data: Dataset, minutes: float, world: World, speed: Speed = measured)
             break
     passes = steps * BATCHES[0] / len(data.train)
     dropout = DROPOUT if passes > PASSES else 0.0
-    chosen = override(chosen, [f"net.dropout={dropout}", f"train.batch_size={batch}"])
-    if "bf16" not in available_precisions(world.device):
-        return chosen
-    lowered = override(chosen, ["train.precision=bf16"])
-    return lowered if affords(chosen) <= SHORTER * affords(lowered) else chosen
+    return override(chosen, [f"net.dropout={dropout}", f"train.batch_size={batch}"])
 
 
 def _pace(speed: Speed, config: Config, data: Dataset, world: World, minutes: float) -> float:
@@ -135,5 +141,6 @@ def described(config: Config) -> str:
         halvings = f"{net.halvings} halving{'' if net.halvings == 1 else 's'}"
         parts.append(f"U-Net of width {net.width}, depth {net.depth}, {halvings}")
         parts.append(f"dropout {net.dropout:g}")
-    parts.append(f"{train.optimizer} with {train.decay} decay in {train.precision}")
+    parts.append(f"{train.optimizer} with {train.decay} decay")
+    parts.append(train.precision)
     return ", ".join(parts) + "; steps are adjusted to end on time"

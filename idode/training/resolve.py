@@ -48,8 +48,6 @@ def training_config(
         return _resumed_training(found, config, changes, system)
     if config is None and minutes is not None and suited is not None:
         config = suited(minutes)
-        if net is not None:  # what lower precision does to it is not known
-            config = override(config, ["train.precision=float32"])
     if config is None:
         presets = ", ".join(PRESETS)
         raise InputError(f"no preset is given: choose one of {presets}, or give data and minutes")

@@ -70,7 +70,8 @@ def train(
         settings: Changes to any setting as ``"NAME=VALUE"``, such as ``"train.lr=1e-3"``.
         system: Objective and schedule of a named system, such as ``"vdm"``.
         minutes: Wall-clock time in place of ``steps``: they follow from the measured speed, and
-            are adjusted on the way to end on time; without ``config`` so do network and batch.
+            are adjusted on the way to end on time; without ``config`` so do network, batch and
+            precision.
         resume: Continue the run in the folder from its last checkpoint, or start a new one if
             there is none.
         force: Replace the run in the folder, which is kept until the new one has a checkpoint.
@@ -208,11 +209,12 @@ class _Job:
     began: float = field(default_factory=time.perf_counter)
 
     def suited(self, world: World) -> Callable[[float], Config] | None:
-        """Finds network and batch for the data, where there is any, and some minutes."""
+        """Finds network, batch and precision for the data, if there is any, and some minutes."""
         data = self.data
         if data is None:
             return None
-        return lambda minutes: suited(as_dataset(data), minutes, world)
+        lower = self.net is None
+        return lambda minutes: suited(as_dataset(data), minutes, world, lower=lower)
 
     def carry_out(
         self,
