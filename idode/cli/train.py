@@ -44,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--minutes",
         type=above_zero,
         metavar="M",
-        help="wall-clock time instead of --steps; without a preset, network and batch follow too",
+        help="wall-clock time instead of --steps; without a preset, network, batch and precision "
+        "follow too",
     )
     add_data_argument(parser, default="the preset's")
     add_training_arguments(parser, steps="the preset's", seed="the preset's")
