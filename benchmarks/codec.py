@@ -30,7 +30,8 @@ from idode.codec.coder import Stack
 from idode.codec.coding import model_for
 from idode.codec.network import one_thread
 from idode.data.loading import load
-from idode.storage import write_atomically
+from idode.runs.run import MODEL, open_run
+from idode.storage import checksum, write_atomically
 
 MODELS = {
     "cifar10": "pretrained:cifar10-small",
@@ -52,7 +53,7 @@ def rate(args):
     images = np.array(load(args.data).test[: args.limit])
     scheme = model_for(name).scheme(args.steps)
     size = args.block or min(BLOCK, -(-len(images) // args.jobs))
-    cache = args.cache / f"{kind}-{args.steps}-{size}"
+    cache = args.cache / f"{kind}-{weights_hash(name)}-{args.steps}-{size}"
     cache.mkdir(parents=True, exist_ok=True)
     blocks = [images[lo : lo + size] for lo in range(0, len(images), size)]
     figures = {"data": kind, "model": name, "steps": args.steps, "jobs": args.jobs, "block": size}
@@ -140,10 +141,15 @@ def assemble(args, name, files, out, block):
         )
 
 
+def weights_hash(name):
+    """What is kept belongs to one model."""
+    return checksum(open_run(name).path / MODEL)[:12]
+
+
 def sde_bound(args, name, images):
     """The bound of the same images; kept, so that it can be computed before (``bound``)."""
     kind = args.data.partition(":")[0]
-    file = args.cache / f"{kind}-bound-{len(images)}-{args.draws}.json"
+    file = args.cache / f"{kind}-{weights_hash(name)}-bound-{len(images)}-{args.draws}.json"
     if not file.exists():
         found = idode.load(name, device="cpu").sde_bound(images, draws=args.draws)
         value = {
