@@ -11,9 +11,11 @@ A candidate is a preset with other settings: optimiser, network, batch or loss. 
 thread with the preset's schedule for equal processor time; the number of steps follows from the
 measured seconds of a step, or is given. The last training images are held out and no candidate
 trains on them: choices are made there (SDE bound, 8 noise levels for each image). ``--test``
-measures the test images as well. ``--halve`` goes on with the better half of the candidates and
-twice the time until one is left. ``--race`` looks at the held-out images on the way: how many
-steps and seconds do the others need to the last bound of the first candidate, seed by seed?
+measures the test images as well. ``variant=NAME`` among the settings of a candidate replaces a
+part of the program by one of ``variants.py``. ``--halve`` goes on with the better half of the
+candidates and twice the time until one is left. ``--race`` looks at the held-out images on the
+way: how many steps and seconds do the others need to the last bound of the first candidate, seed
+by seed?
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+from variants import VARIANTS, applied, split
 
 from idode.cli.parsing import above_zero, positive
 from idode.cli.process import keep_freed_memory
@@ -78,7 +81,7 @@ def configured(data: str, settings: list[str], dataset: Dataset, race: int | Non
     quiet = [f"train.{name}_every={often}" for name in ("log", "evaluate")]
     few = [f"train.checkpoint_every={NEVER}", "train.sample_every=0"]
     few.append(f"train.evaluate_count={count}")
-    config = override(PRESETS[PRESET[data]], [*quiet, *few, *settings])
+    config = override(PRESETS[PRESET[data]], [*quiet, *few, *split(settings)[1]])
     return fit(config, dataset.levels, dataset.shape)
 
 
@@ -86,8 +89,9 @@ def paced(tried: list[list[str]], configs: list[Config], dataset: Dataset) -> li
     """Candidates with the median seconds of a step, over rounds taken in turn."""
     found: list[list[float]] = [[] for _ in configs]
     for _ in range(ROUNDS):
-        for config, seconds in zip(configs, found, strict=True):
-            seconds += step_seconds(config, dataset, CPU, clock=time.process_time)
+        for settings, config, seconds in zip(tried, configs, found, strict=True):
+            with applied(settings, config, dataset):
+                seconds += step_seconds(config, dataset, CPU, clock=time.process_time)
     pace = [statistics.median(seconds) for seconds in found]
     return [Candidate(*each) for each in zip(tried, configs, pace, strict=True)]
 
@@ -112,7 +116,8 @@ def tried(args: argparse.Namespace, candidate: Candidate, seconds: float) -> lis
     for seed in args.seeds:
         settings = replace(candidate.config.train, steps=steps, seed=seed)
         config = replace(candidate.config, train=settings)
-        found = outcome(config, held, whole, args.test, args.race is not None)
+        with applied(candidate.settings, config, held):
+            found = outcome(config, held, whole, args.test, args.race is not None)
         bounds.append(found)
         test = "" if found.test is None else f"{found.test:8.4f}"
         print(
@@ -180,6 +185,9 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=0, help="test images to measure as well [0]")
     parser.add_argument("--json", type=Path, help="append one line for each training")
     args = parser.parse_args()
+    for name in (name for settings in args.tried for name in split(settings)[0]):
+        if name not in VARIANTS:
+            parser.error(f"variant={name}: known are {', '.join(VARIANTS)}")
     if args.halve and args.seconds is None:
         parser.error("--halve doubles the --seconds: give them")
     if args.halve and args.race is not None:

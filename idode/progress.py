@@ -83,11 +83,12 @@ class Bar:
             tqdm.write(one_line(text), file=sys.stderr)
 
     def progress(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Move the bar to ``step``; shows the latest loss and held-out value in bits/dim.
+        """Move the bar to ``step``; shows the latest loss and value of test samples in bits/dim.
 
         ``steps`` among the metrics is how many there will be, where that changes on the way.
         """
-        shown = {k: f"{metrics[k]:.3f}" for k in ("loss", "held_out") if k in metrics}
+        names = {"loss": "loss", "held_out": "test"}
+        shown = {names[k]: f"{metrics[k]:.3f}" for k in names if k in metrics}
         bar = self._late.bar
         bar.total = int(metrics.get("steps", bar.total))
         bar.set_postfix(shown, refresh=False)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import idode
 from idode.cli.main import main
 from idode.data import load
-from idode.errors import InputError
+from idode.errors import DataWarning, InputError
 from idode.runs.run import Run, open_run
 from idode.training.averaging import CHOICES
 from idode.training.held_out import DRAWS
@@ -140,10 +140,16 @@ class TestCommand:
             made.model()
         assert main(again.split()[1:]) == 0
         assert open_run(made.path) == made
-        with pytest.raises(InputError, match="give another folder"):
-            origin(made, dataclasses.replace(made.parent, width=None))
-        with pytest.raises(InputError, match="holds an average of the weights"):
-            Trainer(made, tiny.dataset(), tiny.CPU)
+        for parent in (None, dataclasses.replace(made.parent, width=None)):
+            with pytest.raises(InputError, match="holds an average of the weights"):
+                origin(made, parent)
+
+    def test_too_few_snapshots_for_a_width_are_told(self, tmp_path: Path) -> None:
+        run = tiny.train(tmp_path / "run", "train.snapshot_every=10").run
+        with pytest.warns(DataWarning, match=r"not of width 0\.02: .* smaller train\.snapshot_every"):
+            made = idode.average(run, width=0.02, out=tmp_path / "narrow")
+        assert made.error > 0.1
+        assert idode.average(run, width=0.05, out=tmp_path / "kept").error < 1e-6
 
     def test_what_is_held_out_is_not_trained_on(self, tmp_path: Path) -> None:
         images = tiny.images()

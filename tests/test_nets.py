@@ -319,6 +319,9 @@ def test_layouts_agree_and_the_output_is_laid_out_like_the_input():
     fast = net(x, t, flag)
     assert fast.is_contiguous()
     assert net.conv_in.weight.is_contiguous(memory_format=torch.channels_last)
+    # Strides that DistributedDataParallel finds in gradients too: else it warns, on every process.
+    assert all(p.stride(1) == 1 for p in net.parameters() if p.ndim == 4)
+    assert all(p.stride(3) == p.shape[1] for p in net.parameters() if p.ndim == 4)
     plain = net.to(memory_format=torch.contiguous_format)(x, t, flag)
     torch.testing.assert_close(plain, fast, rtol=1e-4, atol=1e-5)
 

@@ -83,6 +83,6 @@ def print_summary(run: Run, seconds: float, device: str | None) -> None:
 
     lines = read_metrics(run.metrics)
     held_out = [line["held_out"] for line in lines if "held_out" in line][-1:]
-    value = "".join(f", held-out {found:.4f} bits/dim" for found in held_out)
+    value = "".join(f", {found:.4f} bits/dim on test samples" for found in held_out)
     where = f"{seconds:.0f} s on {best_device(device)}"
     print(f"{run.path}: {run.config.train.steps} steps, {where}{value}\n{run.identity}")

@@ -58,7 +58,10 @@ class Conv(nn.Conv2d):
     def __init__(self, inputs: int, outputs: int, size: int = 3, *, zero: bool = False) -> None:
         super().__init__(inputs, outputs, size, padding=size // 2)
         self.zero, self.quick = zero, False
-        self.weight.data = self.weight.data.contiguous(memory_format=torch.channels_last)
+        # Written out, since `contiguous` leaves the strides of 1x1 kernels, which mean nothing, as
+        # they are; gradients have these, and processes that exchange them warn of others.
+        strides = (inputs * size * size, 1, inputs * size, inputs)
+        self.weight.data = self.weight.data.new_empty_strided(self.weight.shape, strides)
 
     def reset_parameters(self) -> None:
         """Draw nothing: :func:`initialise` does, from the caller's generator."""

@@ -134,14 +134,16 @@ def check_data(before: Run, run: Run) -> None:
 
 def origin(before: Run | None, parent: Parent | None) -> Parent | None:
     """What the run started from; for a resumed run only the address of that may change."""
-    began = None if before is None else before.parent
-    if before is None or began is None or parent is None:
-        return parent or began
+    if before is None or before.parent is None:
+        return parent
+    began = before.parent
     if began.width is not None:
         raise InputError(
             f"{before.path} holds an average of the weights of {began.run} and no training to go "
-            "on with: give another folder"
+            "on with: resume that run, or give another folder"
         )
+    if parent is None:
+        return began
     if began.sha256 != parent.sha256:
         command = shell_command("train", "--resume", "--out", before.path)
         raise InputError(

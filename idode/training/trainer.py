@@ -169,11 +169,6 @@ class Trainer:
         parent = self.run.parent
         if parent is None or not self.fresh or begun:
             return
-        if parent.width is not None:
-            raise InputError(
-                f"{self.run.path} holds an average of the weights of {parent.run} and no "
-                "checkpoint to go on from: resume that run, and average it again"
-            )
         raise InputError(
             f"{self.run.path} was to be fine-tuned from {parent.run} and has no checkpoint "
             f"yet: begin again with {parent.command(self.run.path)}"
