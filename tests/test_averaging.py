@@ -146,7 +146,7 @@ class TestCommand:
 
     def test_too_few_snapshots_for_a_width_are_told(self, tmp_path: Path) -> None:
         run = tiny.train(tmp_path / "run", "train.snapshot_every=10").run
-        with pytest.warns(DataWarning, match=r"not of width 0\.02: .* smaller train\.snapshot_every"):
+        with pytest.warns(DataWarning, match=r"not of width 0\.02: .*; take more"):
             made = idode.average(run, width=0.02, out=tmp_path / "narrow")
         assert made.error > 0.1
         assert idode.average(run, width=0.05, out=tmp_path / "kept").error < 1e-6
