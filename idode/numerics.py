@@ -16,6 +16,7 @@ from idode.errors import InputError
 __all__ = [
     "check_range",
     "clock_at",
+    "cpu_threads",
     "double",
     "float32_products",
     "home_of_float64",
@@ -65,6 +66,17 @@ def float32_products(*, tf32: bool = False) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@contextlib.contextmanager
+def cpu_threads(count: int | None) -> Iterator[None]:
+    """So many threads of PyTorch on the CPU inside the block, ``None`` for those it has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def like(coefficient: Tensor, x: Tensor) -> Tensor:

@@ -14,12 +14,15 @@ import idode
 from idode.cli.main import main
 from idode.data.memory import from_arrays
 from idode.data.prepared import Dataset
+from idode.errors import InputError
 from idode.nets.config import UNetConfig
+from idode.numerics import cpu_threads
 from idode.runs.config import Config, override
 from idode.runs.distributed import World
 from idode.runs.run import Run, open_run
 from idode.training import plan, trainer
 from idode.training.budget import Budget
+from idode.training.finetuning import finetuned
 from idode.training.optimisation import learning_rate
 from idode.training.resolve import training_config
 from idode.training.speed import step_seconds
@@ -180,6 +183,27 @@ class TestPlan:
 
         assert plan.suited(images(28), 10, tiny.CPU, speed).train.precision == "float32"
 
+    @pytest.mark.parametrize(
+        ("share", "given", "chosen"), [(0.8, 2, 1), (0.95, 2, None), (0.8, 1, None)]
+    )
+    def test_one_thread_is_taken_where_it_saves_time(
+        self, share: float, given: int, chosen: int | None
+    ) -> None:
+        def speed(config: Config, *given: object) -> list[float]:
+            return [0.2 * (share if config.train.threads == 1 else 1.0)]
+
+        with cpu_threads(given):
+            config = plan.suited(images(28), 10, tiny.CPU, speed)
+            timed = override(tiny.config(), ["train.minutes=10"])
+            preset = plan.scheduled(timed, tiny.dataset(), tiny.CPU, speed)
+        assert config.train.threads == preset.train.threads == chosen
+        assert ("1 thread" in plan.described(preset)) == (chosen == 1)
+        assert preset.train.steps == int(600 * 0.97 / (0.2 if chosen is None else 0.16))
+        assert finetuned(preset).train.threads is None  # of another time
+        several = World(torch.device("cpu"), size=2)  # which share the processor already
+        with cpu_threads(2):
+            assert plan.scheduled(timed, tiny.dataset(), several, speed).train.threads is None
+
     @pytest.mark.parametrize(("side", "halvings"), [(8, 0), (28, 1), (29, 0)])
     def test_small_and_odd_images_are_not_halved(self, side: int, halvings: int) -> None:
         net = plan.suited(images(side), 20, tiny.CPU, steady(0.3)).net
@@ -264,6 +288,26 @@ class TestTrain:
         assert main(["train", "digits", "--minutes", "0", *out]) == 2
         assert "must be above 0" in capsys.readouterr().err
         assert not (tmp_path / "run").exists()
+
+
+def test_training_has_the_threads_of_its_settings(tmp_path: Path) -> None:
+    found = []
+
+    class Counting:
+        def notice(self, text: str) -> None: ...
+
+        def progress(self, step: int, metrics: object) -> None:
+            found.append(torch.get_num_threads())
+
+    few = ["train.steps=2", "train.evaluate_every=2", "train.checkpoint_every=2"]
+    with cpu_threads(2):
+        tiny.train(tmp_path / "all", *few, reporter=Counting())
+        tiny.train(tmp_path / "one", *few, "train.threads=1", reporter=Counting())
+        assert torch.get_num_threads() == 2  # of the user's process again
+    assert found == [2, 2, 1, 1]
+    for bad in ("0", "many"):
+        with pytest.raises(InputError, match="threads"):
+            tiny.config(f"train.threads={bad}")
 
 
 def test_steps_given_to_a_timed_run_replace_its_minutes(tmp_path: Path) -> None:

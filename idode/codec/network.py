@@ -25,6 +25,7 @@ from idode.codec.bases import Basis
 from idode.diffusion.model import DiffusionODE
 from idode.diffusion.predictors import DATA
 from idode.errors import InputError
+from idode.numerics import cpu_threads
 
 __all__ = [
     "Denoiser",
@@ -46,13 +47,8 @@ PROBE_LEVELS = 3
 @contextmanager
 def one_thread() -> Iterator[None]:
     """One thread for torch, and no gradients; the number of threads is restored afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        torch.set_num_threads(before)
+    with cpu_threads(1), torch.inference_mode():
+        yield
 
 
 @dataclass(frozen=True)

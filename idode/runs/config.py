@@ -118,6 +118,7 @@ class TrainConfig:
             follows the speed of the machine. ``None`` for exactly ``steps``.
         snapshot_every: Steps between averages that are kept for ``idode average``; 0 keeps none.
         hold_out: Training samples, the last ones, that are left out, to choose by.
+        threads: Of PyTorch on a CPU; ``None`` for as many as the process has.
     """
 
     steps: int = 6_000_000
@@ -148,13 +149,14 @@ class TrainConfig:
     minutes: float | None = new_field(None)
     snapshot_every: int = new_field(0)
     hold_out: int = new_field(0)
+    threads: int | None = new_field(None)
 
     def __post_init__(self) -> None:
         ones = ("steps", "batch_size", "accumulate", "log_every", "evaluate_every")
         at_least(self, **dict.fromkeys((*ones, "evaluate_count", "checkpoint_every", "keep"), 1))
         at_least(self, **dict.fromkeys(("lr", "warmup", "eps", "weight_decay", "clip", "seed"), 0))
         at_least(self, density_lr=0, sample_every=0, matrix_lr=0)
-        at_least(self, minutes=0, snapshot_every=0, hold_out=0)
+        at_least(self, minutes=0, snapshot_every=0, hold_out=0, threads=1)
         choose("precision", self.precision, dict.fromkeys(PRECISIONS))
         if len(self.betas) != 2 or not all(0 <= b < 1 for b in (*self.betas, self.ema)):
             raise InputError(

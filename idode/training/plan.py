@@ -9,6 +9,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
+
 from idode.data.prepared import Dataset
 from idode.nets.config import UNetConfig
 from idode.runs.config import Config, fit, override
@@ -31,7 +33,7 @@ BATCHES = (16, 32, 64, 128)
 ENOUGH = 20_000  # steps; with more of them, larger batches
 SMALLER = {4: 500, 8: 3_000}  # batches where at most so many steps of 16 images fit
 KEPT = 0.6  # of the images per second, with such a batch; a GPU keeps half or less
-SHORTER = 0.9  # largest share of the time of a step in float32 at which bfloat16 is taken
+SHORTER = 0.9  # largest share of the time of a step at which bfloat16, or one thread, is taken
 LOWERED = 1_000  # steps that must fit: where bfloat16 is emulated, measuring it takes some thirty
 PASSES, DROPOUT = 50, 0.1  # through the training data, from which on there is dropout
 LINES, EVALUATIONS = 100, 5  # of metrics and held-out values in a training
@@ -48,7 +50,7 @@ def measured(config: Config, data: Dataset, world: World, limit: float) -> list[
 def suited(
     data: Dataset, minutes: float, world: World, speed: Speed = measured, *, lower: bool = True
 ) -> Config:
-    """Network, batch and precision for the shape of the data, its size, and the time.
+    """Network, batch, precision and threads for the shape of the data, its size, and the time.
 
     Args:
         data: What is trained on.
@@ -70,6 +72,7 @@ def suited(
     halved = min(data.shape[1:]) > TINY_SIDE and not any(n % 2 for n in data.shape[1:])
     base = fit(PRESETS["images"], data.levels, data.shape)
     chosen = sized(base, NETWORKS[0] if halved else TINY)
+    chosen = _threaded(chosen, data, world, minutes, speed)
     steps = affords(chosen)
     if lower and steps >= LOWERED and "bf16" in available_precisions(world.device):
         lowered = override(chosen, ["train.precision=bf16"])
@@ -93,6 +96,17 @@ def suited(
     return override(chosen, [f"net.dropout={dropout}", f"train.batch_size={batch}"])
 
 
+def _threaded(config: Config, data: Dataset, world: World, minutes: float, speed: Speed) -> Config:
+    """One thread where a step is faster with it: those of a busy machine wait for each other."""
+    if world.device.type != "cpu" or world.size > 1:
+        return config
+    if config.train.threads is not None or torch.get_num_threads() == 1:
+        return config
+    alone = override(config, ["train.threads=1"])
+    one, all_of_them = (_pace(speed, c, data, world, minutes) for c in (alone, config))
+    return alone if one <= SHORTER * all_of_them else config
+
+
 def _pace(speed: Speed, config: Config, data: Dataset, world: World, minutes: float) -> float:
     """Seconds of a step, from a small share of the time."""
     return statistics.median(speed(config, data, world, MEASURING * 60 * minutes))
@@ -101,16 +115,20 @@ def _pace(speed: Speed, config: Config, data: Dataset, world: World, minutes: fl
 def scheduled(config: Config, data: Dataset, world: World, speed: Speed = measured) -> Config:
     """Steps that fill ``train.minutes``, decayed to zero, with everything at matching intervals.
 
+    Also threads, where they are not set.
+
     Args:
         config: Settings, fitted to the data.
         data: What is trained on.
         world: The device.
         speed: Measures a configuration.
     """
+    minutes = config.train.minutes
+    assert minutes is not None
+    config = _threaded(config, data, world, minutes, speed)
     train = config.train
-    assert train.minutes is not None
-    pace = _pace(speed, config, data, world, train.minutes)
-    steps = max(1, int(60 * train.minutes * (1 - SHARE) / pace))
+    pace = _pace(speed, config, data, world, minutes)
+    steps = max(1, int(60 * minutes * (1 - SHARE) / pace))
     # A held-out value takes DRAWS forward passes an image, a step BACKWARD of them.
     count = int(SHARE * steps * BACKWARD * train.batch_size / (DRAWS * EVALUATIONS))
     often = max(1, steps // EVALUATIONS)
@@ -143,4 +161,6 @@ def described(config: Config) -> str:
         parts.append(f"dropout {net.dropout:g}")
     parts.append(f"{train.optimizer} with {train.decay} decay")
     parts.append(train.precision)
+    if train.threads is not None:
+        parts.append(f"{train.threads} thread{'' if train.threads == 1 else 's'}")
     return ", ".join(parts) + "; steps are adjusted to end on time"

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from idode.data.prepared import Dataset
+from idode.numerics import cpu_threads
 from idode.runs.config import Config
 from idode.runs.distributed import World
 from idode.runs.run import Run
@@ -44,16 +45,17 @@ def step_seconds(
     run = Run(Path("nowhere"), replace(config, train=share), data.identity)
     trainer = Trainer(run, data, World(world.device))
     seconds: list[float] = []
-    for step in range(WARM + TIMED):
-        # The first steps are slower, so that more time is given to get past them.
-        if len(seconds) > 1 and sum(seconds) > (limit if step > WARM else WARMING * limit):
-            break
-        began = clock()
-        samples = torch.from_numpy(data.train[trainer.batches.indices(step).numpy()])
-        trainer.gradients(trainer.prepare(step, samples))
-        trainer.state.optimiser.step()
-        trainer.state.update_averages(step)
-        if world.device.type == "cuda":
-            torch.cuda.synchronize(world.device)
-        seconds.append(clock() - began)
+    with cpu_threads(config.train.threads):
+        for step in range(WARM + TIMED):
+            # The first steps are slower, so that more time is given to get past them.
+            if len(seconds) > 1 and sum(seconds) > (limit if step > WARM else WARMING * limit):
+                break
+            began = clock()
+            samples = torch.from_numpy(data.train[trainer.batches.indices(step).numpy()])
+            trainer.gradients(trainer.prepare(step, samples))
+            trainer.state.optimiser.step()
+            trainer.state.update_averages(step)
+            if world.device.type == "cuda":
+                torch.cuda.synchronize(world.device)
+            seconds.append(clock() - began)
     return seconds[min(WARM, len(seconds) - 1) :]

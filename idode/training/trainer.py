@@ -19,7 +19,7 @@ from idode.data.batches import Batches, Loader
 from idode.data.prepared import Dataset
 from idode.diffusion.objectives import Losses
 from idode.errors import InputError
-from idode.numerics import double, float32_products
+from idode.numerics import cpu_threads, double, float32_products
 from idode.runs.config import TrainConfig
 from idode.runs.distributed import World
 from idode.runs.folder import settle
@@ -116,6 +116,7 @@ class Trainer:
             if first:  # a kill may have come between checkpoint and model
                 save_model(self.run.path, self.state.average.net.state_dict())
         with (
+            cpu_threads(self.settings.threads),
             Interruption() as interruption,
             self._loader(first) as loader,
             MetricsLog(self.run.metrics if self.world.writes else None, first) as log,
