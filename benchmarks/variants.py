@@ -1,13 +1,13 @@
 """Parts that were tried and are not in the program: ``recipes.py --try variant=NAME ...``.
 
-Each replaces one part of the program while its context is open. Those that replace what grey
-levels say about the noise need ``model.quantization=closed-form`` beside them.
+Each replaces one part of the program while its context is open, and needs settings beside it:
+those that replace what grey levels say about the noise, ``model.quantization=closed-form``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -21,8 +21,10 @@ from idode.diffusion.clocks import ScaledGamma
 from idode.diffusion.predictors import NORMALIZED_VELOCITY
 from idode.diffusion.quantization import FADE, FADE_SHARE, QUANTIZATIONS, REACH, Quantization
 from idode.diffusion.schedules import SCHEDULES, Schedule
+from idode.errors import InputError
 from idode.likelihood.dequantization import centres
 from idode.nets import layers, unet
+from idode.nets.config import UNetConfig
 from idode.nets.layers import Conv, ResidualBlock, initialise
 from idode.nets.unet import Stage, UNet
 from idode.numerics import like
@@ -205,16 +207,46 @@ def _wide_inside(config: Config, data: Dataset) -> Context:
     return patch.object(UNet, "__init__", changed)
 
 
-VARIANTS: dict[str, Callable[[Config, Dataset], Context]] = {
-    "endless-levels": _endless,
-    "level-frequencies": _frequencies,
-    "gaussian": lambda config, data: _gaussian(data, separable=False),
-    "separable-gaussian": lambda config, data: _gaussian(data, separable=True),
-    "slow-time": _slow_time,
-    "levels-as-input": _levels_as_input,
-    "factorised-kernels": lambda config, data: _kernels(_factorised),
-    "depthwise-kernels": lambda config, data: _kernels(_depthwise),
-    "wide-inside": _wide_inside,
+def _closed_form(config: Config, data: Dataset) -> str | None:
+    given = config.model.quantization
+    return None if given == "closed-form" else f"model.quantization=closed-form, not {given}"
+
+
+def _learned(config: Config, data: Dataset) -> str | None:
+    given = config.model.quantization
+    return None if given == "learned" else f"model.quantization=learned, not {given}"
+
+
+def _one_colour(config: Config, data: Dataset) -> str | None:
+    return _closed_form(config, data) if data.shape[0] == 1 else "images of one colour"
+
+
+def _unet(config: Config, data: Dataset) -> str | None:
+    return None if isinstance(config.net, UNetConfig) else "a U-Net"
+
+
+def _halved(config: Config, data: Dataset) -> str | None:
+    return None if isinstance(config.net, UNetConfig) and config.net.halvings else "net.halvings=1"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A part of the program, and what is missing of what it needs beside it."""
+
+    opened: Callable[[Config, Dataset], Context]
+    lacks: Callable[[Config, Dataset], str | None]
+
+
+VARIANTS = {
+    "endless-levels": Variant(_endless, _closed_form),
+    "level-frequencies": Variant(_frequencies, _closed_form),
+    "gaussian": Variant(lambda *given: _gaussian(given[1], separable=False), _closed_form),
+    "separable-gaussian": Variant(lambda *given: _gaussian(given[1], separable=True), _one_colour),
+    "slow-time": Variant(_slow_time, _unet),
+    "levels-as-input": Variant(_levels_as_input, _learned),
+    "factorised-kernels": Variant(lambda *_: _kernels(_factorised), _unet),
+    "depthwise-kernels": Variant(lambda *_: _kernels(_depthwise), _unet),
+    "wide-inside": Variant(_wide_inside, _halved),
 }
 
 
@@ -224,9 +256,12 @@ def split(settings: list[str]) -> tuple[list[str], list[str]]:
     return names, [each for each in settings if not each.startswith("variant=")]
 
 
-def applied(settings: list[str], config: Config, data: Dataset) -> ExitStack:
+@contextmanager
+def applied(settings: list[str], config: Config, data: Dataset) -> Iterator[None]:
     """A context in which the variants among the settings stand in for parts of the program."""
-    stack = ExitStack()
-    for name in split(settings)[0]:
-        stack.enter_context(VARIANTS[name](config, data))
-    return stack
+    with ExitStack() as stack:
+        for name in split(settings)[0]:
+            if (lacking := VARIANTS[name].lacks(config, data)) is not None:
+                raise InputError(f"variant={name} needs {lacking}")
+            stack.enter_context(VARIANTS[name].opened(config, data))
+        yield

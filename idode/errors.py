@@ -92,4 +92,4 @@ class NumericalError(ArithmeticError):
 
 
 class DataWarning(UserWarning):
-    """The data is not what the model was trained on, or not what it seems to be."""
+    """Data or files are not what they seem: another set, damaged lines, too few snapshots."""

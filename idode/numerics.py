@@ -1,4 +1,4 @@
-r"""Broadcasting, sums and root finding that every formula shares."""
+"""What every formula shares: broadcasting, sums, root finding, precision and threads."""
 
 from __future__ import annotations
 
@@ -70,13 +70,15 @@ def float32_products(*, tf32: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def cpu_threads(count: int | None) -> Iterator[None]:
-    """So many threads of PyTorch on the CPU inside the block, ``None`` for those it has."""
+    """So many threads of PyTorch on the CPU inside the block; ``None`` changes nothing."""
     before = torch.get_num_threads()
-    torch.set_num_threads(before if count is None else count)
+    if count is not None:
+        torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        if count is not None:  # setting the same number again starts threads, too
+            torch.set_num_threads(before)
 
 
 def like(coefficient: Tensor, x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from forking import FIRST_STEPS
 from idode.diffusion import exact
 from idode.diffusion.schedules import SCHEDULES
 from idode.nets.layers import Conv, Dense
+from idode.numerics import cpu_threads
 from idode.ode import calibration
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -71,10 +72,8 @@ def f64(*values: float) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """For what is compared to the last bit with a forked process, which has one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with cpu_threads(1):
+        yield
 
 
 # Files whose subject is the search for a grid, or a result to the accuracy that it promises.

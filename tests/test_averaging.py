@@ -17,7 +17,7 @@ from idode.cli.main import main
 from idode.data import load
 from idode.errors import DataWarning, InputError
 from idode.runs.run import Run, open_run
-from idode.training.averaging import CHOICES
+from idode.training.averaging import CHOICES, LARGE
 from idode.training.held_out import DRAWS
 from idode.training.optimisation import Average
 from idode.training.power_average import LARGEST, WIDTHS, combination, exponent, power_rate
@@ -120,7 +120,13 @@ class TestCommand:
         printed = capsys.readouterr().out.splitlines()
         values = [line.split("SDE bound ")[1].split()[0] for line in printed if "bound" in line]
         *bounds, own = map(float, values)
-        best = CHOICES[bounds.index(min(bounds))]
+        steps = range(4, 21, 4)
+        kept = [(w, s) for s in steps for w in WIDTHS]
+        fit = [w for w in CHOICES if combination(kept, w, 20).error <= LARGE]
+        assert 0 < len(fit) < len(CHOICES)
+        left = [line.split()[1] for line in printed if "left out" in line]
+        assert left == [f"{w:g}" for w in CHOICES if w not in fit]
+        best = fit[bounds.index(min(bounds))]
         assert f"average of width {best:g}" in printed[-1]
         assert ("no width is better" in printed[-2]) == (own <= min(bounds))
         assert idode.load(out).shape == (1, 4, 4)
@@ -143,6 +149,9 @@ class TestCommand:
         for parent in (None, dataclasses.replace(made.parent, width=None)):
             with pytest.raises(InputError, match="holds an average of the weights"):
                 origin(made, parent)
+        again = f"is average of width 0.07 of {run.path.resolve()} and has no checkpoint"
+        with pytest.raises(InputError, match=again):
+            Trainer(made, tiny.dataset(), tiny.CPU)
 
     def test_too_few_snapshots_for_a_width_are_told(self, tmp_path: Path) -> None:
         run = tiny.train(tmp_path / "run", "train.snapshot_every=10").run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,6 @@ from idode.runs.distributed import World
 from idode.runs.run import Run, open_run
 from idode.training import plan, trainer
 from idode.training.budget import Budget
-from idode.training.finetuning import finetuned
 from idode.training.optimisation import learning_rate
 from idode.training.resolve import training_config
 from idode.training.speed import step_seconds
@@ -126,6 +126,20 @@ class TestSpeed:
         assert seconds == [1]  # the first two are slower, and count for more time
         assert len(step_seconds(tiny.config(), tiny.dataset(), tiny.CPU)) == 4
 
+    def test_steps_are_measured_with_the_threads_of_the_settings(self) -> None:
+        found: set[int] = set()
+
+        def clock() -> float:
+            found.add(torch.get_num_threads())
+            return 0.0
+
+        with cpu_threads(2):
+            step_seconds(tiny.config(), tiny.dataset(), tiny.CPU, clock=clock)
+            assert found == {2}
+            found.clear()
+            step_seconds(tiny.config("train.threads=1"), tiny.dataset(), tiny.CPU, clock=clock)
+            assert found == {1}
+
 
 class TestPlan:
     def test_the_network_follows_the_time(self) -> None:
@@ -184,25 +198,43 @@ class TestPlan:
         assert plan.suited(images(28), 10, tiny.CPU, speed).train.precision == "float32"
 
     @pytest.mark.parametrize(
-        ("share", "given", "chosen"), [(0.8, 2, 1), (0.95, 2, None), (0.8, 1, None)]
+        ("share", "all_of_them", "chosen"), [(0.8, 2, 1), (1.1, 2, None), (0.8, 1, None)]
     )
-    def test_one_thread_is_taken_where_it_saves_time(
-        self, share: float, given: int, chosen: int | None
+    def test_one_thread_is_taken_where_it_is_faster(
+        self, share: float, all_of_them: int, chosen: int | None
     ) -> None:
-        def speed(config: Config, *given: object) -> list[float]:
+        def speed(config: Config, *_: object) -> list[float]:
             return [0.2 * (share if config.train.threads == 1 else 1.0)]
 
-        with cpu_threads(given):
-            config = plan.suited(images(28), 10, tiny.CPU, speed)
-            timed = override(tiny.config(), ["train.minutes=10"])
-            preset = plan.scheduled(timed, tiny.dataset(), tiny.CPU, speed)
-        assert config.train.threads == preset.train.threads == chosen
-        assert ("1 thread" in plan.described(preset)) == (chosen == 1)
-        assert preset.train.steps == int(600 * 0.97 / (0.2 if chosen is None else 0.16))
-        assert finetuned(preset).train.threads is None  # of another time
-        several = World(torch.device("cpu"), size=2)  # which share the processor already
+        def threads(*settings: str, world: World = tiny.CPU) -> int | None:
+            timed = override(tiny.config(), ["train.minutes=10", *settings])
+            found = plan.scheduled(timed, tiny.dataset(), world, speed)
+            assert ("1 thread" in plan.described(found)) == (found.train.threads == 1)
+            pace = speed(found)[0]
+            assert 600 * 0.97 / pace - 2 < found.train.steps <= 600 * 0.97 / pace
+            return found.train.threads
+
+        with cpu_threads(all_of_them):
+            assert threads() == chosen
+            assert threads("train.threads=2") == 2  # the user's
+            assert threads(world=World(torch.device("cpu"), size=2)) is None  # a core for each
+            assert threads(world=World(torch.device("cuda"))) is None
+            assert plan.suited(images(28), 10, tiny.CPU, speed).train.threads is None
+
+    def test_the_network_is_chosen_for_the_threads_that_are_faster(self) -> None:
+        def speed(config: Config, *rest: object) -> list[float]:
+            return [(1.0 if config.train.threads == 1 else 2.0) * steady(0.18)(config, *rest)[0]]
+
         with cpu_threads(2):
-            assert plan.scheduled(timed, tiny.dataset(), several, speed).train.threads is None
+            net = plan.suited(images(28), 34, tiny.CPU, speed).net
+        assert isinstance(net, UNetConfig)
+        assert net.width == 48  # with all threads half of the 10,000 steps would fit
+
+    def test_time_that_was_spent_on_choosing_is_not_trained(self) -> None:
+        timed = override(tiny.config(), ["train.minutes=10"])
+        began = time.perf_counter() - 300
+        found = plan.scheduled(timed, tiny.dataset(), tiny.CPU, lambda *_: [0.2], began=began)
+        assert 0.9 * 300 / 0.2 < found.train.steps < 300 / 0.2
 
     @pytest.mark.parametrize(("side", "halvings"), [(8, 0), (28, 1), (29, 0)])
     def test_small_and_odd_images_are_not_halved(self, side: int, halvings: int) -> None:
@@ -290,7 +322,9 @@ class TestTrain:
         assert not (tmp_path / "run").exists()
 
 
-def test_training_has_the_threads_of_its_settings(tmp_path: Path) -> None:
+def test_training_has_the_threads_of_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = []
 
     class Counting:
@@ -305,6 +339,8 @@ def test_training_has_the_threads_of_its_settings(tmp_path: Path) -> None:
         tiny.train(tmp_path / "one", *few, "train.threads=1", reporter=Counting())
         assert torch.get_num_threads() == 2  # of the user's process again
     assert found == [2, 2, 1, 1]
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: pytest.fail("set again"))
+    tiny.train(tmp_path / "other", *few)
     for bad in ("0", "many"):
         with pytest.raises(InputError, match="threads"):
             tiny.config(f"train.threads={bad}")

@@ -602,6 +602,7 @@ def test_recipes_do_not_race_to_a_goal_that_halving_may_drop(
     file = Path(__file__).parent.parent / "benchmarks" / "recipes.py"
     words = ["digits", "--seconds", "1", "--halve", "--race", "5", "--try", "train.lr=1e-3"]
     monkeypatch.setattr("sys.argv", [str(file), *words])
+    monkeypatch.syspath_prepend(file.parent)
     monkeypatch.setattr("idode.data.load", lambda name: pytest.fail("it was not refused"))
     with pytest.raises(SystemExit):
         runpy.run_path(str(file), run_name="__main__")

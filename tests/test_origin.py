@@ -125,7 +125,7 @@ class TestHalfWritten:
         out = tmp_path / "more"
         half_written(trained, out)
         assert main(["train", "--resume", "--out", str(out)]) == 2
-        assert f"begin again with `idode finetune {trained.resolve()} --resume --out {out}`" in (
+        assert f"make it again by `idode finetune {trained.resolve()} --resume --out {out}`" in (
             refused(capsys)
         )
         assert not (out / "checkpoints").exists()
@@ -140,7 +140,7 @@ class TestHalfWritten:
         assert main(["train", "--resume", "--out", str(out), "--quiet"]) == 2
         *warnings, said = capsys.readouterr().err.splitlines()
         assert all("is damaged" in line for line in warnings)
-        assert "begin again with `idode finetune" in said
+        assert "make it again by `idode finetune" in said
 
     def test_finetune_begins_it_again_with_the_same_outcome(
         self, trained: Path, tmp_path: Path

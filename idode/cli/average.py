@@ -47,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
             named["the run's own"] = made.own
         for name, bits in named.items():
             print(f"{name:13}  SDE bound {bits:.4f} bits/dim on held-out training images")
+        for width in made.left_out:
+            print(f"width {width:<7g}  left out: there are too few snapshots for it")
         if made.own is not None and made.own <= min(made.bounds.values()):
             print(f"no width is better than {args.run} as it is")
         error = f"relative error of its profile {made.error:.1e}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -71,8 +72,6 @@ def run(args: argparse.Namespace) -> int:
     given = training_arguments(args) | {"minutes": args.minutes, "system": args.system}
     preset, data = _preset_and_data(args)
 
-    import time
-
     from idode.training.train import train
 
     if args.dry_run:
@@ -113,6 +112,7 @@ def _settings(
     """What a training would have; with minutes, the speed of this machine is measured."""
     from idode.training.resolve import training_config
 
+    began = time.perf_counter()
     if given["minutes"] is None:
         return training_config(preset, **given)
     from idode.data.loading import load
@@ -128,7 +128,8 @@ def _settings(
     config = training_config(preset, suited=asked, **given)
     name = _given(data or config.data)
     found = load(name)
-    return scheduled(fit(replace(config, data=name), found.levels, found.shape), found, world)
+    fitted = fit(replace(config, data=name), found.levels, found.shape)
+    return scheduled(fitted, found, world, began=began)
 
 
 def _given(data: str | None) -> str:

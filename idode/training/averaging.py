@@ -22,7 +22,7 @@ from idode.training.snapshots import check_snapshots, combined
 __all__ = ["Averaged", "average"]
 
 CHOICES = (0.02, 0.03, 0.05, 0.07, 0.1, 0.14, 0.2)
-LARGE = 0.1  # error of a profile; with 16 snapshots it is 0.04 or less
+LARGE = 0.1  # error of a profile; above it the average is not of its width
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Averaged:
     width: float
     error: float  # of the profile, relative
     bounds: dict[float, float]  # width: SDE bound on held-out training images, bits/dim
+    left_out: tuple[float, ...]  # widths of CHOICES for which there are too few snapshots
     own: float | None  # the same of the run's own average, where there are bounds
 
 
@@ -52,7 +53,8 @@ def average(
         run: A run trained with ``train.snapshot_every``; it is not changed.
         out: Folder of the new run.
         width: Standard deviation of the average as a share of the training; by default that with
-            the lowest SDE bound on the training images that ``train.hold_out`` kept apart.
+            the lowest SDE bound on the training images that ``train.hold_out`` kept apart, of
+            those for which there are enough snapshots.
         data: The data of the run where it was trained on arrays in memory.
         net: The network of the run if it is one of your own.
         device: Where bounds are computed.
@@ -66,10 +68,12 @@ def average(
     check_snapshots(trained.path)
     claim(out, force=force)
     bounds: dict[float, float] = {}
+    left_out: tuple[float, ...] = ()
     own = None
     if width is None:
         own, bounds = _bounds(trained, data, net, best_device(device))
         width = min(bounds, key=bounds.__getitem__)
+        left_out = tuple(w for w in CHOICES if w not in bounds)
     weights, found = combined(trained.path, width)
     if found.error > LARGE:
         warnings.warn(
@@ -84,13 +88,16 @@ def average(
     with writing_run(out, force=force):
         made.write_config()
         save_model(out, weights)
-    return Averaged(made, width, found.error, bounds, own)
+    return Averaged(made, width, found.error, bounds, left_out, own)
 
 
 def _bounds(
     run: Run, data: Data | None, net: nn.Module | None, device: torch.device
 ) -> tuple[float, dict[float, float]]:
-    """SDE bounds of the run as it is and of each choice, on images that were not trained on."""
+    """SDE bounds of the run as it is and of choices, on images that were not trained on.
+
+    A choice with too few snapshots is none; the widths that are kept always have enough.
+    """
     kept = run.config.train.hold_out
     if not kept:
         raise InputError(
@@ -105,4 +112,9 @@ def _bounds(
         built.load_state_dict(weights)
         return sde_bound(model, images, draws=DRAWS).mean
 
-    return bound(run.weights()), {w: bound(combined(run.path, w)[0]) for w in CHOICES}
+    bounds = {}
+    for width in CHOICES:
+        weights, found = combined(run.path, width)
+        if found.error <= LARGE:
+            bounds[width] = bound(weights)
+    return bound(run.weights()), bounds

@@ -53,7 +53,6 @@ def finetuned(
             lr=train.lr if further.lr is None else further.lr,
             matrix_lr=train.matrix_lr * (1 if further.lr is None else further.lr / train.lr),
             minutes=None,
-            threads=train.threads if train.minutes is None else None,
             # An optimiser and an average that go on are warm already.
             warmup=0 if further.continues else train.warmup,
             ema_warmup=train.ema_warmup and not further.continues,

@@ -6,6 +6,7 @@ What is known of networks for a given compute is in docs/results/networks.md and
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -33,7 +34,7 @@ BATCHES = (16, 32, 64, 128)
 ENOUGH = 20_000  # steps; with more of them, larger batches
 SMALLER = {4: 500, 8: 3_000}  # batches where at most so many steps of 16 images fit
 KEPT = 0.6  # of the images per second, with such a batch; a GPU keeps half or less
-SHORTER = 0.9  # largest share of the time of a step at which bfloat16, or one thread, is taken
+SHORTER = 0.9  # largest share of the time of a step in float32 at which bfloat16 is taken
 LOWERED = 1_000  # steps that must fit: where bfloat16 is emulated, measuring it takes some thirty
 PASSES, DROPOUT = 50, 0.1  # through the training data, from which on there is dropout
 LINES, EVALUATIONS = 100, 5  # of metrics and held-out values in a training
@@ -50,7 +51,7 @@ def measured(config: Config, data: Dataset, world: World, limit: float) -> list[
 def suited(
     data: Dataset, minutes: float, world: World, speed: Speed = measured, *, lower: bool = True
 ) -> Config:
-    """Network, batch, precision and threads for the shape of the data, its size, and the time.
+    """Network, batch and precision for the shape of the data, its size, and the time.
 
     Args:
         data: What is trained on.
@@ -72,8 +73,8 @@ def suited(
     halved = min(data.shape[1:]) > TINY_SIDE and not any(n % 2 for n in data.shape[1:])
     base = fit(PRESETS["images"], data.levels, data.shape)
     chosen = sized(base, NETWORKS[0] if halved else TINY)
-    chosen = _threaded(chosen, data, world, minutes, speed)
-    steps = affords(chosen)
+    chosen, pace = _threaded(chosen, data, world, minutes, speed)
+    steps = 60 * minutes / pace
     if lower and steps >= LOWERED and "bf16" in available_precisions(world.device):
         lowered = override(chosen, ["train.precision=bf16"])
         more = affords(lowered)
@@ -93,18 +94,25 @@ def suited(
             break
     passes = steps * BATCHES[0] / len(data.train)
     dropout = DROPOUT if passes > PASSES else 0.0
-    return override(chosen, [f"net.dropout={dropout}", f"train.batch_size={batch}"])
+    # Threads are chosen once more, by `scheduled`, for what was chosen with these.
+    rest = ["train.threads=none", f"train.batch_size={batch}", f"net.dropout={dropout}"]
+    return override(chosen, rest)
 
 
-def _threaded(config: Config, data: Dataset, world: World, minutes: float, speed: Speed) -> Config:
-    """One thread where a step is faster with it: those of a busy machine wait for each other."""
-    if world.device.type != "cpu" or world.size > 1:
-        return config
-    if config.train.threads is not None or torch.get_num_threads() == 1:
-        return config
+def _threaded(
+    config: Config, data: Dataset, world: World, minutes: float, speed: Speed
+) -> tuple[Config, float]:
+    """One thread where a step is faster with it, and the seconds of a step.
+
+    Where other programs use the cores, the threads of a step wait for each other.
+    """
+    free = world.device.type == "cpu" and world.size == 1 and config.train.threads is None
     alone = override(config, ["train.threads=1"])
-    one, all_of_them = (_pace(speed, c, data, world, minutes) for c in (alone, config))
-    return alone if one <= SHORTER * all_of_them else config
+    # What the first to be measured pays for, such as memory, counts against one thread.
+    tried = [alone, config] if free and torch.get_num_threads() > 1 else [config]
+    paces = [_pace(speed, each, data, world, minutes) for each in tried]
+    fastest = min(paces)
+    return tried[paces.index(fastest)], fastest
 
 
 def _pace(speed: Speed, config: Config, data: Dataset, world: World, minutes: float) -> float:
@@ -112,23 +120,31 @@ def _pace(speed: Speed, config: Config, data: Dataset, world: World, minutes: fl
     return statistics.median(speed(config, data, world, MEASURING * 60 * minutes))
 
 
-def scheduled(config: Config, data: Dataset, world: World, speed: Speed = measured) -> Config:
+def scheduled(
+    config: Config,
+    data: Dataset,
+    world: World,
+    speed: Speed = measured,
+    *,
+    began: float | None = None,
+) -> Config:
     """Steps that fill ``train.minutes``, decayed to zero, with everything at matching intervals.
 
-    Also threads, where they are not set.
+    The threads, too, unless they are set.
 
     Args:
         config: Settings, fitted to the data.
         data: What is trained on.
         world: The device.
         speed: Measures a configuration.
+        began: When the minutes began, by ``time.perf_counter``; by default now.
     """
+    began = time.perf_counter() if began is None else began
     minutes = config.train.minutes
     assert minutes is not None
-    config = _threaded(config, data, world, minutes, speed)
-    train = config.train
-    pace = _pace(speed, config, data, world, minutes)
-    steps = max(1, int(60 * minutes * (1 - SHARE) / pace))
+    config, pace = _threaded(config, data, world, minutes, speed)
+    train, left = config.train, 60 * minutes - (time.perf_counter() - began)
+    steps = max(1, int(left * (1 - SHARE) / pace))
     # A held-out value takes DRAWS forward passes an image, a step BACKWARD of them.
     count = int(SHARE * steps * BACKWARD * train.batch_size / (DRAWS * EVALUATIONS))
     often = max(1, steps // EVALUATIONS)

@@ -70,8 +70,8 @@ def train(
         settings: Changes to any setting as ``"NAME=VALUE"``, such as ``"train.lr=1e-3"``.
         system: Objective and schedule of a named system, such as ``"vdm"``.
         minutes: Wall-clock time in place of ``steps``: they follow from the measured speed, and
-            are adjusted on the way to end on time; without ``config`` so do network, batch and
-            precision.
+            are adjusted on the way to end on time, and one thread is taken where it is faster;
+            without ``config`` network, batch and precision follow, too.
         resume: Continue the run in the folder from its last checkpoint, or start a new one if
             there is none.
         force: Replace the run in the folder, which is kept until the new one has a checkpoint.
@@ -246,7 +246,9 @@ class _Job:
         timed = fitted.train.minutes is not None
         if timed:
             new = fitted
-            fitted = _agreed(world, lambda: new if begun else scheduled(new, data, world))
+            fitted = _agreed(
+                world, lambda: new if begun else scheduled(new, data, world, began=self.began)
+            )
         before = open_run(self.out) if begun else None
         run = Run(self.out, fitted, data.identity, origin(before, parent))
         trainer = Trainer(run, data, world, start=start, net=self.net)  # writes nothing yet

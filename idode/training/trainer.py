@@ -171,8 +171,8 @@ class Trainer:
         if parent is None or not self.fresh or begun:
             return
         raise InputError(
-            f"{self.run.path} was to be fine-tuned from {parent.run} and has no checkpoint "
-            f"yet: begin again with {parent.command(self.run.path)}"
+            f"{self.run.path} is {parent.relation} {parent.run} and has no checkpoint to go on "
+            f"from: make it again by {parent.command(self.run.path)}"
         )
 
     def _loader(self, start: int) -> Loader[Callable[[], Batch]]:
