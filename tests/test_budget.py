@@ -248,8 +248,12 @@ class TestPlan:
         assert short.train.batch_size == 16  # no smaller ones for tiny images
         longest = plan.suited(images(8), 240, tiny.CPU, steady(0.05))
         assert (long.train.batch_size, longest.train.batch_size) == (64, 128)
-        rates = [c.net.dropout for c in (short, long) if isinstance(c.net, UNetConfig)]
-        assert rates == [0.0, 0.1]
+        rates = []
+        for minutes in (1, 4, 10, 60):  # 27, 107, 269 and 1,613 passes
+            net = plan.suited(images(8), minutes, tiny.CPU, steady(0.05)).net
+            assert isinstance(net, UNetConfig)
+            rates.append(net.dropout)
+        assert rates == [0.0, 0.1, 0.2, 0.3]
 
     def test_vectors_have_their_own_preset(self) -> None:
         data = from_arrays(np.zeros((20, 3), np.float32), np.ones((5, 3), np.float32))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import itertools
 import operator
 import re
 import shlex
@@ -21,6 +22,7 @@ import idode
 from idode.cli.parsing import parser_of
 from idode.ode.adams import Adams
 from idode.registry import Registry
+from idode.training import plan
 
 MATH, DESIGN = ROOT / "docs" / "math.md", ROOT / "docs" / "design.md"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -288,6 +290,25 @@ def test_python_on_every_page_parses_and_imports_only_what_exists(page: Path) ->
                     found = importlib.import_module(module)
                     if not hasattr(found, alias.name):
                         importlib.import_module(f"{module}.{alias.name}")
+
+
+@every_page
+def test_tables_end_before_the_next_paragraph(page: Path) -> None:
+    lines = [*prose(page).splitlines(), ""]
+    pairs = itertools.pairwise(lines)
+    assert [b for a, b in pairs if a.startswith("|") and b and not b.startswith("|")] == []
+
+
+def test_the_table_of_minutes_has_the_numbers_of_the_plan() -> None:
+    text = prose(ROOT / "docs" / "training.md")
+    table = text[text.index("| sides of ") : text.index("| values of test samples")]
+    sizes = re.findall(r"width (\d+), depth (\d+), (no|one) halving", table)
+    found = [(int(width), int(depth), int(count == "one")) for width, depth, count in sizes]
+    assert found == [plan.TINY, *plan.NETWORKS.values()]
+    numbers = [plan.TINY_SIDE, *plan.NETWORKS, *plan.SMALLER.values(), plan.ENOUGH, plan.SHORTER]
+    numbers += [plan.LOWERED, 100 * plan.KEPT, *plan.DROPOUTS, *plan.DROPOUTS.values()]
+    said = set(re.findall(r"\d[\d.]*", table.replace(",", "")))
+    assert {f"{n:g}" for n in numbers if n} <= said
 
 
 @every_page

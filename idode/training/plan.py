@@ -36,7 +36,7 @@ SMALLER = {4: 500, 8: 3_000}  # batches where at most so many steps of 16 images
 KEPT = 0.6  # of the images per second, with such a batch; a GPU keeps half or less
 SHORTER = 0.9  # largest share of the time of a step in float32 at which bfloat16 is taken
 LOWERED = 1_000  # steps that must fit: where bfloat16 is emulated, measuring it takes some thirty
-PASSES, DROPOUT = 50, 0.1  # through the training data, from which on there is dropout
+DROPOUTS = {0: 0.0, 50: 0.1, 200: 0.2, 500: 0.3}  # by passes through the training data
 LINES, EVALUATIONS = 100, 5  # of metrics and held-out values in a training
 MEASURING = 0.01  # of the time, for each measurement
 SHARE = 0.03  # of the time for held-out values, and for grids of samples
@@ -93,7 +93,7 @@ def suited(
             batch = fewer
             break
     passes = steps * BATCHES[0] / len(data.train)
-    dropout = DROPOUT if passes > PASSES else 0.0
+    dropout = DROPOUTS[max(n for n in DROPOUTS if n <= passes)]
     # Threads are chosen once more, by `scheduled`, for what was chosen with these.
     rest = ["train.threads=none", f"train.batch_size={batch}", f"net.dropout={dropout}"]
     return override(chosen, rest)
