@@ -211,7 +211,9 @@ class TestPlan:
             found = plan.scheduled(timed, tiny.dataset(), world, speed)
             assert ("1 thread" in plan.described(found)) == (found.train.threads == 1)
             pace = speed(found)[0]
-            assert 600 * 0.97 / pace - 2 < found.train.steps <= 600 * 0.97 / pace
+            assert found.train.minutes is not None
+            most = 60 * found.train.minutes * 0.97 / pace
+            assert most - 2 < found.train.steps <= most
             return found.train.threads
 
         with cpu_threads(all_of_them):
@@ -219,6 +221,7 @@ class TestPlan:
             assert threads("train.threads=2") == 2  # the user's
             assert threads(world=World(torch.device("cpu"), size=2)) is None  # a core for each
             assert threads(world=World(torch.device("cuda"))) is None
+            assert threads("train.minutes=0.2") is None  # trying would take much of it
             assert plan.suited(images(28), 10, tiny.CPU, speed).train.threads is None
 
     def test_the_network_is_chosen_for_the_threads_that_are_faster(self) -> None:
@@ -323,7 +326,50 @@ class TestTrain:
         assert "steps=5 and minutes=1 are given: choose one" in capsys.readouterr().err
         assert main(["train", "digits", "--minutes", "0", *out]) == 2
         assert "must be above 0" in capsys.readouterr().err
+        assert main(["train", "digits", "--minutes", "1", "--set", "train.steps=5", *out]) == 2
+        assert "steps=5 and minutes=1 are given: choose one" in capsys.readouterr().err
+        assert main(["train", "cifr10-small", "--minutes", "1", *out]) == 2
+        assert "no preset called 'cifr10-small' (did you mean cifar10-small?)" in (
+            capsys.readouterr().err
+        )
+        (tmp_path / "photos").mkdir()
+        assert main(["train", str(tmp_path / "photos"), "--minutes", "1", *out]) == 2
+        assert f"(did you mean folder:{tmp_path / 'photos'}?)" in capsys.readouterr().err
         assert not (tmp_path / "run").exists()
+
+    @pytest.mark.parametrize("minutes", [0, -1, float("nan"), "abc", [1], True])
+    def test_minutes_are_a_number_in_python_too(self, tmp_path: Path, minutes: object) -> None:
+        with pytest.raises(InputError, match="must be a number above 0"):
+            idode.train(data=tiny.dataset(), minutes=minutes, out=tmp_path)  # type: ignore[arg-type]
+
+    def test_what_is_wrong_is_said_before_anything_is_measured(self, tmp_path: Path) -> None:
+        def measured(minutes: float) -> Config:
+            pytest.fail("too late")
+
+        for bad in ("train.lrr=1", "train.threads=0"):
+            with pytest.raises(InputError, match=r"lrr|threads"):
+                training_config(None, minutes=1, settings=[bad], suited=measured)
+        for settings in ("train.lr=1e-3", {"train.lr": 1e-3}):
+            with pytest.raises(InputError, match="put it in brackets"):
+                idode.train("digits", settings=settings, out=tmp_path)
+        with pytest.raises(InputError, match="is a data set and no preset: give it as data"):
+            idode.train("folder:photos", minutes=1, out=tmp_path)
+
+    def test_minutes_among_the_settings_are_planned_in_a_dry_run(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        words = ["train", "digits", "--set", "train.minutes=0.01", "--set", "net.width=8"]
+        assert main([*words, "--dry-run"]) == 0
+        shown = capsys.readouterr()
+        assert json.loads(shown.out)["train"]["steps"] < 100
+        assert "0.01 minutes: " in shown.err
+
+    def test_a_finished_run_is_not_given_other_minutes(self, tmp_path: Path) -> None:
+        tiny.train(tmp_path, "train.minutes=30", "train.steps=4", "train.log_every=4")
+        steps = open_run(tmp_path).config.train.steps
+        with pytest.raises(InputError, match=f"done all of its {steps} steps: give a larger"):
+            training_config(None, out=tmp_path, resume=True, minutes=60)
+        assert training_config(None, out=tmp_path, resume=True, minutes=30).train.minutes == 30
 
 
 def test_training_has_the_threads_of_its_settings(

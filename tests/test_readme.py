@@ -29,7 +29,7 @@ SHORTER = {
     "model.log_prob(states)": "model.log_prob(states, solver=two_steps)",
     "model.bits_per_dim(images)": "model.bits_per_dim(images, coarse)",
     "steps=700": "steps=3",
-    "idode.evaluate(run)": "idode.evaluate(run, limit=4, settings=coarse)",
+    "idode.evaluate(tuned)": "idode.evaluate(tuned, limit=4, settings=coarse)",
 }
 # The preset that it trains, with a small network and few steps of fine-tuning.
 SMALL = ["net.width=8", "net.depth=1", "net.groups=2", "finetune.steps=2"]

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from idode.cli.options import (
@@ -96,9 +97,10 @@ def _preset_and_data(args: argparse.Namespace) -> tuple[str | None, str | None]:
 
     if args.preset is None or args.preset in PRESETS or args.data is not None:
         return args.preset, args.data
-    if args.minutes is not None:
+    named = ":" in args.preset or args.preset in PUBLISHED
+    if args.minutes is not None and (named or Path(args.preset).exists()):
         return None, args.preset
-    if ":" in args.preset or args.preset in PUBLISHED:
+    if named:
         raise InputError(
             f"{args.preset} is a data set and no preset: say how long to train with --minutes M, "
             f"or choose a preset, as in `idode train images --data {args.preset}`"
@@ -110,22 +112,20 @@ def _settings(
     preset: str | None, data: str | None, device: str | None, given: dict[str, Any]
 ) -> Config:
     """What a training would have; with minutes, the speed of this machine is measured."""
-    from idode.training.resolve import training_config
-
-    began = time.perf_counter()
-    if given["minutes"] is None:
-        return training_config(preset, **given)
     from idode.data.loading import load
     from idode.runs.config import fit
     from idode.runs.distributed import World, best_device
     from idode.training.plan import scheduled, suited
+    from idode.training.resolve import training_config
 
-    world = World(best_device(device))
+    began, world = time.perf_counter(), World(best_device(device))
 
     def asked(minutes: float) -> Config:
         return suited(load(_given(data)), minutes, world)
 
     config = training_config(preset, suited=asked, **given)
+    if config.train.minutes is None:
+        return config
     name = _given(data or config.data)
     found = load(name)
     fitted = fit(replace(config, data=name), found.levels, found.shape)

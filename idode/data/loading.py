@@ -48,7 +48,8 @@ def parse(text: str) -> Spec:
     kind, _, place = head.partition(":")
     known = [*PUBLISHED, *FORMATS]
     if kind not in known:
-        near = suggestion(kind, known)
+        folder = f" (did you mean folder:{text}?)" if _is_folder(text) else ""
+        near = folder or suggestion(kind, known)
         raise InputError(f"no data set called {kind!r}{near}: choose one of {', '.join(known)}")
     if kind in FORMATS and not place:
         raise InputError(f"data {text} has no path: write {kind}:PATH")
@@ -60,6 +61,13 @@ def parse(text: str) -> Spec:
         hint = choose(f"option of {kind}", name, field_types(FORMATS[kind]))
         options[name] = parse_value(value, hint, f"data {text}: {name}")
     return Spec(kind, _expanded(place) if place else None, MappingProxyType(options))
+
+
+def _is_folder(text: str) -> bool:
+    try:
+        return Path(text).is_dir()
+    except (OSError, ValueError):  # no path, such as one with a null character
+        return False
 
 
 def _expanded(place: str) -> Path:

@@ -35,6 +35,7 @@ ENOUGH = 20_000  # steps; with more of them, larger batches
 SMALLER = {4: 500, 8: 3_000}  # batches where at most so many steps of 16 images fit
 KEPT = 0.6  # of the images per second, with such a batch; a GPU keeps half or less
 SHORTER = 0.9  # largest share of the time of a step in float32 at which bfloat16 is taken
+TRIED = 0.5  # minutes from which on one thread is tried: that takes a second or two
 LOWERED = 1_000  # steps that must fit: where bfloat16 is emulated, measuring it takes some thirty
 DROPOUTS = {0: 0.0, 50: 0.1, 200: 0.2, 500: 0.3}  # by passes through the training data
 LINES, EVALUATIONS = 100, 5  # of metrics and held-out values in a training
@@ -109,6 +110,7 @@ def _threaded(
     free = world.device.type == "cpu" and world.size == 1 and config.train.threads is None
     alone = override(config, ["train.threads=1"])
     # What the first to be measured pays for, such as memory, counts against one thread.
+    free = free and minutes >= TRIED
     tried = [alone, config] if free and torch.get_num_threads() > 1 else [config]
     paces = [_pace(speed, each, data, world, minutes) for each in tried]
     fastest = min(paces)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
+from idode.data import PUBLISHED
 from idode.data.identity import same_data
 from idode.errors import InputError, choose
 from idode.nets.config import CustomNetConfig
@@ -20,7 +22,14 @@ from idode.runs.systems import apply
 from idode.training import checkpoint
 from idode.training.finetuning import finetuned
 
-__all__ = ["check_data", "check_net", "finetuning_config", "origin", "training_config"]
+__all__ = [
+    "check_data",
+    "check_net",
+    "finetuning_config",
+    "listed",
+    "origin",
+    "training_config",
+]
 
 
 def training_config(
@@ -47,10 +56,21 @@ def training_config(
     if found is not None:
         return _resumed_training(found, config, changes, system)
     if config is None and minutes is not None and suited is not None:
+        # What is wrong with them is said now, and not after the speed was measured; settings of
+        # the network depend on which one it will be.
+        override(PRESETS["images"], [c for c in changes if not c.startswith("net.")])
         config = suited(minutes)
     if config is None:
         presets = ", ".join(PRESETS)
         raise InputError(f"no preset is given: choose one of {presets}, or give data and minutes")
+    if (
+        isinstance(config, str)
+        and config not in PRESETS
+        and (":" in config or config in PUBLISHED)
+    ):
+        raise InputError(
+            f"{config} is a data set and no preset: give it as data, and a preset or minutes"
+        )
     chosen = choose("preset", config, PRESETS) if isinstance(config, str) else config
     if system is not None:
         chosen = apply(chosen, system)
@@ -153,14 +173,27 @@ def origin(before: Run | None, parent: Parent | None) -> Parent | None:
     return parent
 
 
+def listed(settings: Iterable[str]) -> tuple[str, ...]:
+    """Changes to settings; a text or a dictionary would be taken apart without a word."""
+    if isinstance(settings, str | Mapping):
+        raise InputError(f"settings is a list of NAME=VALUE, got {settings!r}: put it in brackets")
+    return tuple(settings)
+
+
 def _changes(
     settings: Iterable[str], steps: int | None, seed: int | None, minutes: float | None = None
 ) -> list[str]:
-    if steps is not None and minutes is not None:
-        raise InputError(f"steps={steps} and minutes={minutes:g} are given: choose one of them")
-    if isinstance(settings, str):
-        raise InputError(f"settings is a list of NAME=VALUE, got {settings!r}: put it in brackets")
+    number = isinstance(minutes, int | float) and not isinstance(minutes, bool)
+    if minutes is not None and not (number and 0 < minutes < math.inf):
+        raise InputError(f"minutes={minutes!r}: must be a number above 0")
     short = {"train.steps": steps, "train.seed": seed, "train.minutes": minutes}
+    given = dict(each.partition("=")[::2] for each in settings)
+    given |= {name: f"{value:g}" for name, value in short.items() if value is not None}
+    if "train.steps" in given and "train.minutes" in given:
+        raise InputError(
+            f"steps={given['train.steps']} and minutes={given['train.minutes']} are given: choose "
+            "one of them"
+        )
     return [*settings, *(f"{name}={value}" for name, value in short.items() if value is not None)]
 
 
@@ -196,6 +229,10 @@ def _resumed(run: Run, changes: list[str]) -> Config:
             "resumed; start another run for others"
         )
     done = max(checkpoint.steps(run.checkpoints), default=0)
+    if config.train.minutes != run.config.train.minutes and done >= config.train.steps:
+        raise InputError(
+            f"{run.path} has done all of its {done} steps: give a larger number of steps to go on"
+        )
     if config.train.steps < done:
         raise InputError(
             f"{run.path} has done {done} steps, more than the {config.train.steps} asked for: "

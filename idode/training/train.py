@@ -26,6 +26,7 @@ from idode.training.resolve import (
     check_data,
     check_net,
     finetuning_config,
+    listed,
     origin,
     training_config,
 )
@@ -81,7 +82,7 @@ def train(
     Returns:
         The trained run; ``idode.load(run)`` is its model.
     """
-    changes = tuple(settings)
+    changes = listed(settings)
     job = _Job(Path(out), data, net, resume, force, progress)
     with joined(device) as world:
         agreed = _agreed(
@@ -146,7 +147,7 @@ def finetune(
     Returns:
         The fine-tuned run.
     """
-    changes = tuple(settings)
+    changes = listed(settings)
     job = _Job(Path(out), data, net, resume, force, progress)
     with joined(device) as world:
         agreed = _agreed(
