@@ -28,7 +28,7 @@ Speed = Callable[[Config, Dataset, World, float], list[float]]
 
 # Width, depth and halvings: for tiny images, and by the least steps of the first that must fit.
 TINY = (32, 2, 0)
-NETWORKS = {0: (32, 3, 1), 10_000: (48, 3, 1), 40_000: (64, 3, 1)}
+NETWORKS = {0: (32, 3, 1), 10_000: (48, 3, 1), 30_000: (64, 3, 1)}
 TINY_SIDE = 16  # of images that are never halved
 BATCHES = (16, 32, 64, 128)
 ENOUGH = 20_000  # steps; with more of them, larger batches
