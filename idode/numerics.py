@@ -71,14 +71,15 @@ def float32_products(*, tf32: bool = False) -> Iterator[None]:
 @contextlib.contextmanager
 def cpu_threads(count: int | None) -> Iterator[None]:
     """So many threads of PyTorch on the CPU inside the block; ``None`` changes nothing."""
+    if count is None:  # setting the same number again would start threads, too
+        yield
+        return
     before = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        if count is not None:  # setting the same number again starts threads, too
-            torch.set_num_threads(before)
+        torch.set_num_threads(before)
 
 
 def like(coefficient: Tensor, x: Tensor) -> Tensor:

@@ -364,6 +364,15 @@ class TestTrain:
         assert json.loads(shown.out)["train"]["steps"] < 100
         assert "0.01 minutes: " in shown.err
 
+    def test_a_dry_run_of_steps_asks_for_no_device(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(
+            "idode.runs.distributed.best_device", lambda name: pytest.fail("asked for")
+        )
+        assert main(["train", "digits", "--dry-run", "--device", "cuda"]) == 0
+        assert json.loads(capsys.readouterr().out)["name"] == "digits"
+
     def test_a_finished_run_is_not_given_other_minutes(self, tmp_path: Path) -> None:
         tiny.train(tmp_path, "train.minutes=30", "train.steps=4", "train.log_every=4")
         steps = open_run(tmp_path).config.train.steps

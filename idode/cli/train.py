@@ -118,10 +118,13 @@ def _settings(
     from idode.training.plan import scheduled, suited
     from idode.training.resolve import training_config
 
-    began, world = time.perf_counter(), World(best_device(device))
+    began = time.perf_counter()
+
+    def world() -> World:  # only where speed is measured: other devices may be asked about
+        return World(best_device(device))
 
     def asked(minutes: float) -> Config:
-        return suited(load(_given(data)), minutes, world)
+        return suited(load(_given(data)), minutes, world())
 
     config = training_config(preset, suited=asked, **given)
     if config.train.minutes is None:
@@ -129,7 +132,7 @@ def _settings(
     name = _given(data or config.data)
     found = load(name)
     fitted = fit(replace(config, data=name), found.levels, found.shape)
-    return scheduled(fitted, found, world, began=began)
+    return scheduled(fitted, found, world(), began=began)
 
 
 def _given(data: str | None) -> str:

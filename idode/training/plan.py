@@ -107,11 +107,11 @@ def _threaded(
 
     Where other programs use the cores, the threads of a step wait for each other.
     """
-    free = world.device.type == "cpu" and world.size == 1 and config.train.threads is None
-    alone = override(config, ["train.threads=1"])
-    # What the first to be measured pays for, such as memory, counts against one thread.
-    free = free and minutes >= TRIED
-    tried = [alone, config] if free and torch.get_num_threads() > 1 else [config]
+    tried = [config]
+    choosable = config.train.threads is None and world.device.type == "cpu" and world.size == 1
+    if choosable and minutes >= TRIED and torch.get_num_threads() > 1:
+        # What the first to be measured pays for, such as memory, counts against one thread.
+        tried.insert(0, override(config, ["train.threads=1"]))
     paces = [_pace(speed, each, data, world, minutes) for each in tried]
     fastest = min(paces)
     return tried[paces.index(fastest)], fastest
