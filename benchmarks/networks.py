@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -33,6 +34,7 @@ from idode.nets.layers import use_fast_backward
 from idode.nets.normalisation import SwishNorm
 from idode.nets.unet import UNet
 from idode.training.acceleration import in_precision
+from idode.training.muon import ITERATIONS, A, B, C, orthogonalised
 
 HEADLINE = UNetConfig(width=64, depth=4, attention="middle")
 SIDE, BATCH, MATMUL, FORWARDS = 32, 16, 2048, 3
@@ -207,11 +209,12 @@ def gradients(repeats: int) -> list[dict]:
 def norms(repeats: int) -> list[dict]:
     """Backward pass of the swish of a group norm, ours against the library's, in milliseconds."""
     rows = []
-    for width, groups in ((64, 32), (128, 32), (256, 32), (32, 8)):
+    sizes = ((64, 32), (128, 32), (256, 32), (32, 8), (64, 8), (96, 8), (48, 8), (128, 8))
+    for dtype, (width, groups) in product((torch.float32, torch.bfloat16), sizes):
         drawn = torch.Generator().manual_seed(0)
         x, grad = (
             torch.randn(BATCH, width, SIDE, SIDE, generator=drawn).to(
-                memory_format=torch.channels_last
+                dtype, memory_format=torch.channels_last
             )
             for _ in range(2)
         )
@@ -221,12 +224,40 @@ def norms(repeats: int) -> list[dict]:
         for name, quick in (("library", False), ("ours", True)):
             norm.quick = quick
             inputs = (x, norm.weight, norm.bias)
-            functions[name] = partial(
-                torch.autograd.grad, norm(x), inputs, grad, retain_graph=True
-            )
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+                y = norm(x)
+            functions[name] = partial(torch.autograd.grad, y, inputs, grad, retain_graph=True)
         millis = {name: 1000 * s for name, s in race(functions, 4 * repeats).items()}
-        rows.append({"width": width, "groups": groups} | millis)
+        rows.append({"dtype": str(dtype), "width": width, "groups": groups} | millis)
     return rows
+
+
+def muon(repeats: int) -> list[dict]:
+    """Nearest orthogonal matrices, ours against the iteration as published, in milliseconds."""
+    rows = []
+    for count, width in ((18, 32), (18, 64), (18, 96)):
+        drawn = torch.Generator().manual_seed(0)
+        kernels = torch.randn(count, width, 9 * width, generator=drawn)
+        functions = {
+            "ours": partial(orthogonalised, kernels),
+            "published": partial(newton_schulz, kernels),
+        }
+        seconds = race(functions, 4 * repeats)
+        found = {name: 1000 * s for name, s in seconds.items()}
+        truth = newton_schulz(kernels.double())
+        for name, function in functions.items():
+            found[f"{name}_error"] = float((function() - truth).norm() / truth.norm())
+        rows.append({"kernels": count, "channels": width} | found)
+    return rows
+
+
+def newton_schulz(x: Tensor) -> Tensor:
+    """The iteration on the wide matrices themselves."""
+    x = x / torch.linalg.matrix_norm(x, keepdim=True)
+    for _ in range(ITERATIONS):
+        square = x @ x.mT
+        x = A * x + (B * square + C * square @ square) @ x
+    return x
 
 
 def options(repeats: int) -> list[dict]:
@@ -291,7 +322,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     keep_freed_memory()  # as the program does
     figures = {"machine": {"torch": torch.__version__, "threads": args.threads}}
-    for section in (headline, gradients, norms, layouts, checkpointing, options, small):
+    for section in (headline, gradients, norms, muon, layouts, checkpointing, options, small):
         if section.__name__ not in (args.only or section.__name__):
             continue
         figures[section.__name__] = section(args.repeats)

@@ -9,7 +9,15 @@ import torch
 from idode.errors import InputError
 from idode.nets.config import MLPConfig, UNetConfig
 from idode.nets.flax_format import leaves, read
-from idode.nets.layers import Conv, Dense, dropout, fading, fourier_features, sinusoid
+from idode.nets.layers import (
+    Conv,
+    Dense,
+    dropout,
+    fading,
+    fourier_features,
+    joined,
+    sinusoid,
+)
 from idode.nets.mlp import MLP
 from idode.nets.unet import UNet
 from idode.runs.presets import PRESETS
@@ -311,6 +319,16 @@ def test_bfloat16_autocast_is_near_and_keeps_the_skip_exact():
     assert torch.equal(fresh, x)
     # 8 bits of mantissa through a dozen layers
     assert ((near - exact).norm() / (exact - x).norm()).item() < 0.05
+
+
+def test_skips_are_joined_in_the_dtype_that_the_next_layer_computes_in():
+    h, skip = torch.rand(1, 2, 3, 3).bfloat16(), torch.rand(1, 2, 3, 3)
+    assert joined(h, skip).dtype == torch.float32  # nothing is lost where nothing is lowered
+    assert torch.equal(joined(h, skip)[:, 2:], skip)
+    with torch.autocast("cpu", torch.bfloat16):
+        both = joined(h, skip)
+    assert both.dtype == torch.bfloat16
+    assert torch.equal(both, torch.cat([h, skip.bfloat16()], dim=1))
 
 
 def test_layouts_agree_and_the_output_is_laid_out_like_the_input():

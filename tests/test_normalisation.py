@@ -64,6 +64,29 @@ def test_a_second_derivative_is_refused_instead_of_wrong():
         torch.autograd.grad(norm(x).sum(), x, create_graph=True)
 
 
+@pytest.mark.parametrize(("channels", "groups"), [(8, 8), (16, 4), (24, 2)])
+def test_under_autocast_gradients_are_those_of_float64_to_the_digits_of_bfloat16(channels, groups):
+    norm, x, grad = made(channels, groups, torch.float32)
+    norm.quick = True
+    truth, exact, _ = made(channels, groups)
+    with torch.no_grad():
+        exact.copy_(x.bfloat16())  # as the layer sees it
+        for p, q in zip(truth.parameters(), norm.parameters(), strict=True):
+            p.copy_(q)
+    y = truth(exact)
+    grad = grad.bfloat16()
+    wanted = (y, *torch.autograd.grad(y, (exact, truth.weight, truth.bias), grad.double()))
+    with torch.autocast("cpu", torch.bfloat16):
+        y = norm(x)
+    assert y.dtype == torch.bfloat16
+    assert isinstance(y.grad_fn, Swished._backward_cls)
+    found = (y, *torch.autograd.grad(y, (x, norm.weight, norm.bias), grad))
+    assert [z.dtype for z in found[1:]] == [torch.float32] * 3
+    for ours, theirs in zip(found, wanted, strict=True):
+        # A unit in the last place is 0.008, and terms of the mean cancel.
+        assert (ours - theirs).norm() < 0.03 * theirs.norm()
+
+
 def test_it_is_used_where_it_pays_and_nowhere_else():
     norm, x, _ = made(8, 4)
     norm.quick = True
@@ -76,6 +99,11 @@ def test_it_is_used_where_it_pays_and_nowhere_else():
     with torch.no_grad():
         assert not norm.pays(x)
     with torch.autocast("cpu", torch.bfloat16):
-        assert not norm.pays(x)
+        assert not norm.pays(x)  # weights of float64
+        assert norm.float().pays(x.float())
+        assert not SwishNorm(1, 16).pays(x.float())  # sixteen channels in a group
+    with torch.autocast("cpu", torch.float16):
+        assert not norm.pays(x.float())
+    norm.double()
     theirs = F.silu(F.group_norm(x, 4, norm.weight, norm.bias, 1e-6))
     torch.testing.assert_close(norm(x), theirs)

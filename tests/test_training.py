@@ -121,6 +121,22 @@ class TestOptimisation:
         turned = u.mT @ found @ vh.mT
         assert (turned - torch.diag_embed(turned.diagonal(dim1=1, dim2=2))).abs().max() < 1e-4
 
+    @pytest.mark.parametrize("shape", [(4, 6, 30), (4, 30, 6)])
+    def test_muon_multiplies_by_the_factors_of_the_published_iteration(
+        self, shape: tuple[int, ...]
+    ) -> None:
+        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        drawn[0, 2:, 2:] = 0.0  # of low rank
+        drawn[1, :, 0] *= 1e6
+        drawn[2] = 0.0
+        a, b, c = 3.4445, -4.7750, 2.0315  # Jordan et al., 2024
+        x = drawn / (torch.linalg.matrix_norm(drawn, keepdim=True) + 1e-7)
+        for _ in range(5):
+            square = x @ x.mT
+            x = a * x + (b * square + c * square @ square) @ x
+        torch.testing.assert_close(orthogonalised(drawn), x, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(orthogonalised(drawn.float()), x.float(), rtol=0, atol=2e-3)
+
     def test_muon_moves_hidden_kernels_and_adam_the_rest(self) -> None:
         config = TrainConfig(lr=1e-3, matrix_lr=0.5, weight_decay=0.0)
         net = build_net(tiny.config())

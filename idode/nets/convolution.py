@@ -37,6 +37,8 @@ def pays(x: Tensor, weight: Tensor) -> bool:
     """Whether :func:`convolve` trains faster than the library's convolution, and may be used."""
     return (
         possible(x, weight)
+        and x.dtype == weight.dtype
+        and not torch.is_autocast_enabled("cpu")  # bfloat16 is the library's alone
         and weight.shape[2:] == (KERNEL, KERNEL)
         and min(weight.shape[:2]) >= CHANNELS
         and x.shape[2] % TILE == x.shape[3] % TILE == 0  # padding would cost more than it saves

@@ -9,15 +9,13 @@ __all__ = ["check_first_order", "possible"]
 
 
 def possible(x: Tensor, weight: Tensor) -> bool:
-    """On CPU, channels-last, in one dtype, and where the weights are trained step by step."""
+    """On CPU, channels-last, and where the weights are trained step by step."""
     return (
         not torch.compiler.is_compiling()  # first: symbolic shapes have no layout to ask for
         and torch.is_grad_enabled()
         and weight.requires_grad
         and x.device.type == "cpu"
-        and x.dtype == weight.dtype
         and x.is_contiguous(memory_format=torch.channels_last)
-        and not torch.is_autocast_enabled("cpu")
     )
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "fourier_features",
     "full_precision",
     "initialise",
+    "joined",
     "sinusoid",
     "use_fast_backward",
 ]
@@ -102,6 +103,18 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
     kind = x.device.type
     lowered = kind != "meta" and torch.is_autocast_enabled(kind)
     return torch.autocast(kind, enabled=False) if lowered else nullcontext()
+
+
+def joined(h: Tensor, skip: Tensor) -> Tensor:
+    """Both side by side, ``(B, 2 C, H, W)``, in the dtype of autocast where that is on.
+
+    Skips come in float32 there, and every layer would round the wide tensor for itself.
+    """
+    kind = h.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind):
+        lowered = torch.get_autocast_dtype(kind)
+        h, skip = h.to(lowered), skip.to(lowered)
+    return torch.cat([h, skip], dim=1)
 
 
 def initialise(network: nn.Module, generator: torch.Generator | None) -> None:

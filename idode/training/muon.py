@@ -3,7 +3,9 @@ r"""Muon: steps of equal size in every direction of a matrix, for the kernels of
 The momentum :math:`M` of a kernel, as a matrix of outputs by inputs, is replaced by its nearest
 orthogonal one, :math:`UV^\top` of :math:`M = USV^\top`. Five steps of a quintic Newton-Schulz
 iteration find it up to singular values between 0.7 and 1.2, which is enough (Jordan et al., 2024).
-PyTorch's own takes matrices alone, and kernels of convolutions are none.
+Its factors are polynomials of one square matrix, :math:`MM^\top`, so that they commute and are
+multiplied with each other before the wide kernel is, in a third of the time. PyTorch's own takes
+matrices alone, and kernels of convolutions are none.
 """
 
 from __future__ import annotations
@@ -29,10 +31,14 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) + TINY)
+    square = x @ x.mT
+    one = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+    product = one.expand_as(square)
     for _ in range(ITERATIONS):
-        square = x @ x.mT
-        x = torch.baddbmm(A * x, B * square + C * square @ square, x)
-    return x.mT if tall else x
+        factor = torch.baddbmm(A * one + B * square, square, square, alpha=C)
+        product, square = factor @ product, factor @ square @ factor
+    found: Tensor = product @ x
+    return found.mT if tall else found
 
 
 class Muon(MatrixOptimizer):
