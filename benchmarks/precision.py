@@ -3,6 +3,7 @@
     python benchmarks/precision.py table pretrained:cifar10-small 0.02 --data cifar10
     python benchmarks/precision.py coverage
     python benchmarks/precision.py stopping
+    python benchmarks/precision.py values --out tests/reference/digits_values.npz
 
 ``table`` runs the estimate at one precision and prints the evaluations of the network and the CPU
 seconds beside those of three other ways, which are extrapolated: from the cost of an image on the
@@ -10,7 +11,8 @@ fine grid and the standard deviation over images, both of the same run, and from
 1e-5 on a few images. Seconds are of the processor on one thread, so a busy machine does not change
 them. ``coverage`` solves all digits and the points of an exact lattice once, on both grids, and
 repeats the choice of images and the regression with other seeds. ``stopping`` replays the whole
-procedure, which stops when its error bar is small enough, from the stored values of all digits.
+procedure, which stops when its error bar is small enough, from the stored values of all digits,
+which ``values`` stores.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from idode.diffusion.schedules import VariancePreserving, start_gamma
 from idode.evaluation.coder_proxies import CODERS
 from idode.evaluation.evaluate import evaluate
 from idode.evaluation.multilevel import estimate_mean, standardised
-from idode.evaluation.precision import sampled_bits_per_dim
+from idode.evaluation.precision import MIDDLE, sampled_bits_per_dim
 from idode.evaluation.proxies import image_features
 from idode.evaluation.sampled import SampledBitsPerDim
 from idode.likelihood.calibration import SolverCalibration
@@ -45,7 +47,8 @@ from idode.ode.solvers import Solver
 from idode.runs.run import open_run
 
 RK45_IMAGES = 4
-ROOT = Path(__file__).parent.parent
+DIGITS = "pretrained:digits"
+STORED = Path(__file__).parent.parent / "tests" / "reference" / "digits_values.npz"
 
 
 def rk45(run: str, data: str | None, count: int = RK45_IMAGES) -> tuple[float, float]:
@@ -110,24 +113,33 @@ def solved(estimator: LogWeightEstimator, data: np.ndarray, solver: Solver) -> n
     return -nats_to_bits(found.log_w[0], data[0].size).numpy()
 
 
+def kept_grid() -> Adams:
+    """The calibrated grid of the digits that the package brings."""
+    kept = json.loads((open_run(DIGITS).path / "calibration.json").read_text())["calibrations"]
+    (entry,) = kept.values()
+    solver = SolverCalibration.from_json(entry["calibration"]).solver
+    assert isinstance(solver, Adams)
+    return solver
+
+
 def populations() -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Standardised proxies, coarse and fine values of all digits, and of an exact lattice."""
-    opened = open_run("pretrained:digits")
-    kept = json.loads((opened.path / "calibration.json").read_text())["calibrations"]
-    (entry,) = kept.values()
-    grid = tuple(entry["calibration"]["solver"]["grid"])
     g = torch.Generator().manual_seed(4)
     pixels = torch.unique(torch.randint(0, 8, (40, 3), generator=g), dim=0)
     chances = torch.rand(len(pixels), generator=g, dtype=torch.float64) + 0.05
     lattice = Lattice(pixels, chances / chances.sum(), 8)
     drawn = lattice.sample(1000, torch.Generator().manual_seed(0))[0].numpy()
     found = {}
-    for name, model, data in (
-        ("digits", opened.model(), np.asarray(load("digits").test)),
-        ("lattice", lattice.ode(VariancePreserving(), start_gamma(8), 14.0), drawn),
+    for name, model, data, fine in (
+        ("digits", open_run(DIGITS).model(), np.asarray(load("digits").test), kept_grid()),
+        (
+            "lattice",
+            lattice.ode(VariancePreserving(), start_gamma(8), 14.0),
+            drawn,
+            Adams(steps=60),
+        ),
     ):
-        fine = Adams(grid=grid) if name == "digits" else Adams(steps=60)
-        coarse = fine.coarsened(1 / 3)
+        coarse = fine.coarsened(MIDDLE)
         assert coarse is not None
         estimator = LogWeightEstimator(model, LikelihoodSettings().for_model(model))
         values = [solved(estimator, data, solver) for solver in (coarse, fine)]
@@ -170,16 +182,16 @@ def coverage(repeats: int = 200) -> list[dict[str, object]]:
 class Replay:
     """All 297 digits with known values in place of a network.
 
-    The values on 21 and 63 steps are those of ``tests/reference``; every coarse grid has the first
-    and the fine grid the second. They are the truth, so noise and probes have no variance.
+    Every coarse grid has the coarse values of ``tests/reference``, the calibrated one the fine
+    values. They are the truth, so noise and probes have no variance.
     """
 
     def __init__(self) -> None:
         self.data = np.asarray(load("digits").test)
-        self.model = open_run("pretrained:digits").model()
-        with np.load(ROOT / "tests" / "reference" / "digits_values.npz") as values:
+        self.model = open_run(DIGITS).model()
+        with np.load(STORED) as values:
             self.coarse, self.fine = values["coarse"], values["fine"]
-        self.solver = Adams(steps=63)
+        self.solver = kept_grid()
         self.features = image_features(self.data)
 
     def calibration(self, *_: object) -> tuple[SolverCalibration, float]:
@@ -232,15 +244,23 @@ def stopping(repeats: int = 1000) -> list[dict[str, object]]:
     return rows
 
 
+def values(out: Path) -> list[dict[str, object]]:
+    """Store coarse and fine values of all digits."""
+    _, coarse, fine = populations()["digits"]
+    np.savez(out, coarse=coarse, fine=fine)
+    return [{"coarse": float(coarse.mean()), "fine": float(fine.mean()), "images": len(fine)}]
+
+
 def main() -> None:
     """Measure, print, and append to a JSON file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("table", "rk45", "coverage", "stopping"))
+    parser.add_argument("what", choices=("table", "rk45", "coverage", "stopping", "values"))
     parser.add_argument("run", nargs="?", default="pretrained:cifar10-small")
     parser.add_argument("precision", nargs="?", type=float, default=0.02)
     parser.add_argument("--data")
     parser.add_argument("--seed", type=int, default=0, help="of table")
     parser.add_argument("--images", type=int, default=RK45_IMAGES, help="of rk45")
+    parser.add_argument("--out", type=Path, default=STORED, help="of values")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -251,7 +271,7 @@ def main() -> None:
         return [{"way": "RK45 1e-5", "evaluations": nfe, "seconds": args.images * each}]
 
     ways = {"table": lambda: table(*chosen), "rk45": alone}
-    ways |= {"coverage": coverage, "stopping": stopping}
+    ways |= {"coverage": coverage, "stopping": stopping, "values": lambda: values(args.out)}
     rows = ways[args.what]()
     for row in rows:
         print("  ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))

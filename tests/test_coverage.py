@@ -21,7 +21,7 @@ from idode.evaluation.proxies import image_features
 from idode.likelihood.bits_per_dim import skewness_of_mean, student_interval
 
 REPEATS = 200
-# Of all 297 test digits under the digits model of 0.2, on 21 and 63 steps. Any population does.
+# Of all 297 test digits under the shipped model (`benchmarks/precision.py values`). Any would do.
 DIGITS = Path(__file__).parent / "reference" / "digits_values.npz"
 
 
