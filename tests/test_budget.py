@@ -321,7 +321,7 @@ class TestTrain:
         out = ["--out", str(tmp_path / "run")]
         for data in ("folder:photos", "fashion-mnist"):
             assert main(["train", data, *out]) == 2
-            assert "is a data set and no preset: say how long to train" in capsys.readouterr().err
+            assert "is a data set and no preset: give it as data" in capsys.readouterr().err
         assert main(["train", "digits", "--minutes", "1", "--steps", "5", *out]) == 2
         assert "steps=5 and minutes=1 are given: choose one" in capsys.readouterr().err
         assert main(["train", "digits", "--minutes", "0", *out]) == 2

@@ -118,6 +118,15 @@ def test_every_stage_is_shown_with_its_name(run: Path, capsys) -> None:
     assert "2/2" in shown
 
 
+@pytest.mark.parametrize("second", [False, True])
+def test_one_image_has_no_interval(run: Path, capsys, second: bool) -> None:
+    given = [str(run)] * (1 + second)
+    assert main(["evaluate", *given, "--limit", "1", "--tolerance", "0.1", "--quiet"]) == 0
+    printed = capsys.readouterr().out
+    assert "95% interval: none, since it takes two images or more" in printed
+    assert "inf" not in printed
+
+
 def test_a_result_is_not_overwritten_without_force(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.json"
     out.write_text("precious")

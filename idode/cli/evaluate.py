@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -262,22 +263,27 @@ def _print(found: Evaluation) -> None:
     for result in sampled:
         print("\n".join(result.sampling.lines()))
         print(f"± for all images of this kind, not this test set: {result.population_error:.4f}")
-    for low, high in [r.interval() for r in found.results if len(found.results) == 1]:
-        print(f"95% interval: {low:.4f} to {high:.4f}")
+    for ends in [r.interval() for r in found.results if len(found.results) == 1]:
+        print(_interval(ends, ".4f"))
     if found.sde is not None and found.sde.code:
         print(f"of the SDE bound, {found.sde.code:.4f} bits/dim are the divergence of the codes")
     for note in dict.fromkeys(note for r in found.results for note in r.notes):
         print(f"note: {note}")
 
 
+def _interval(ends: tuple[float, float], form: str) -> str:
+    if not all(map(math.isfinite, ends)):
+        return "95% interval: none, since it takes two images or more"
+    return "95% interval: " + " to ".join(format(end, form) for end in ends)
+
+
 def _print_pair(pair: PairedDifference) -> None:
     _print(pair.first)
     print()
     _print(pair.second)
-    low, high = pair.interval()
     print(
         f"\n{pair.second.run} minus {pair.first.run}: {pair} on the same {len(pair.per_image)} "
-        f"images and noise\n95% interval: {low:+.4f} to {high:+.4f}; correlation "
+        f"images and noise\n{_interval(pair.interval(), '+.4f')}; correlation "
         f"{pair.correlation:.3f}; unpaired, the error would be {pair.unpaired_error:.4f}"
     )
     for note in pair.notes:

@@ -85,4 +85,6 @@ def print_summary(run: Run, seconds: float, device: str | None) -> None:
     held_out = [line["held_out"] for line in lines if "held_out" in line][-1:]
     value = "".join(f", {found:.4f} bits/dim on test samples" for found in held_out)
     where = f"{seconds:.0f} s on {best_device(device)}"
-    print(f"{run.path}: {run.config.train.steps} steps, {where}{value}\n{run.identity}")
+    kept = run.config.train.hold_out
+    apart = f"; the last {kept} training samples were left out, to choose by" if kept else ""
+    print(f"{run.path}: {run.config.train.steps} steps, {where}{value}\n{run.identity}{apart}")

@@ -92,20 +92,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _preset_and_data(args: argparse.Namespace) -> tuple[str | None, str | None]:
     """Preset and data; what is given in place of a preset may be the data."""
-    from idode.data import PUBLISHED
+    from idode.data.loading import names_data
     from idode.runs.presets import PRESETS
 
-    if args.preset is None or args.preset in PRESETS or args.data is not None:
-        return args.preset, args.data
-    named = ":" in args.preset or args.preset in PUBLISHED
-    if args.minutes is not None and (named or Path(args.preset).exists()):
-        return None, args.preset
-    if named:
-        raise InputError(
-            f"{args.preset} is a data set and no preset: say how long to train with --minutes M, "
-            f"or choose a preset, as in `idode train images --data {args.preset}`"
-        )
-    return args.preset, None
+    given = args.preset
+    if given is None or given in PRESETS or args.data is not None or args.minutes is None:
+        return given, args.data
+    return (None, given) if names_data(given) or Path(given).exists() else (given, None)
 
 
 def _settings(

@@ -24,7 +24,7 @@ from idode.dataclass_io import field_types
 from idode.dataclass_io import parse as parse_value
 from idode.errors import InputError, choose, suggestion
 
-__all__ = ["Spec", "default_root", "fetch", "load", "parse", "verify"]
+__all__ = ["Spec", "default_root", "fetch", "load", "names_data", "parse", "verify"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,15 @@ class Spec:
     kind: str
     path: Path | None
     options: Mapping[str, Any]
+
+
+def names_data(text: str) -> bool:
+    """Whether a word that stands for a preset looks like a data set instead.
+
+    >>> names_data("cifar10"), names_data("folder:photos"), names_data("images")
+    (True, True, False)
+    """
+    return ":" in text or text in PUBLISHED
 
 
 def parse(text: str) -> Spec:

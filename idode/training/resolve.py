@@ -10,8 +10,8 @@ from pathlib import Path
 
 from torch import nn
 
-from idode.data import PUBLISHED
 from idode.data.identity import same_data
+from idode.data.loading import names_data
 from idode.errors import InputError, choose
 from idode.nets.config import CustomNetConfig
 from idode.runs.config import Config, fit, override
@@ -63,13 +63,10 @@ def training_config(
     if config is None:
         presets = ", ".join(PRESETS)
         raise InputError(f"no preset is given: choose one of {presets}, or give data and minutes")
-    if (
-        isinstance(config, str)
-        and config not in PRESETS
-        and (":" in config or config in PUBLISHED)
-    ):
+    if isinstance(config, str) and config not in PRESETS and names_data(config):
         raise InputError(
-            f"{config} is a data set and no preset: give it as data, and a preset or minutes"
+            f"{config} is a data set and no preset: give it as data beside a preset, such as "
+            f"images, or beside minutes (idode train --data {config} --minutes M)"
         )
     chosen = choose("preset", config, PRESETS) if isinstance(config, str) else config
     if system is not None:
