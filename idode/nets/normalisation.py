@@ -47,13 +47,13 @@ class SwishNorm(nn.GroupNorm):
 
     def pays(self, x: Tensor) -> bool:
         """Whether our backward pass is faster than the library's, and may be used."""
+        if not possible(x, self.weight):
+            return False
         lowered = torch.is_autocast_enabled("cpu")
         dtype = torch.get_autocast_dtype("cpu") if lowered else x.dtype
-        return (
-            possible(x, self.weight)
-            and self.num_channels <= CHANNELS.get(dtype, 0) * self.num_groups
-            and self.weight.dtype == (torch.float32 if lowered else dtype)
-        )
+        trained = torch.float32 if lowered else dtype
+        few = self.num_channels <= CHANNELS.get(dtype, 0) * self.num_groups
+        return few and self.weight.dtype == trained
 
 
 class Swished(torch.autograd.Function):
