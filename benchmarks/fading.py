@@ -1,9 +1,10 @@
 """Solver error of networks whose Fourier features do, or do not, fade with noise.
 
-    python benchmarks/fading.py
+    idode train digits --set net.fade=0 --out runs/digits-unfaded
+    python benchmarks/fading.py runs/digits-unfaded
 
 The same weights with and without fading: log-likelihoods by Adams on equal steps, and how far
-they are from those with twice the steps. Give a run that was trained with net.fade=0.
+they are from those with twice the steps. The run must have been trained with net.fade=0.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def faded(run: Run, fade: float) -> Run:
 def main() -> None:
     """Print one row for each fade."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", nargs="?", default="pretrained:digits")
+    parser.add_argument("run")
     parser.add_argument("--data", default="digits")
     parser.add_argument("--images", type=int, default=8, help="of the solver's errors [8]")
     parser.add_argument("--bound-images", type=int, default=64, help="of the SDE bound [64]")

@@ -104,6 +104,7 @@ def test_it_is_used_where_it_pays_and_nowhere_else():
         assert not SwishNorm(1, 16).pays(x.float())  # sixteen channels in a group
     with torch.autocast("cpu", torch.float16):
         assert not norm.pays(x.float())
+    assert not norm.bfloat16().pays(x.bfloat16())  # its sums would be of bfloat16
     norm.double()
     theirs = F.silu(F.group_norm(x, 4, norm.weight, norm.bias, 1e-6))
     torch.testing.assert_close(norm(x), theirs)

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from idode.diffusion.noise_levels import Adaptive, Designed
 from idode.diffusion.objectives import Losses
 from idode.errors import InputError
+from idode.numerics import float32_products
 from idode.runs.config import ObjectiveConfig, TrainConfig
 from idode.runs.objective_config import LEARNED
 from idode.runs.run import Run, build_net, diffusion_ode, open_run
@@ -28,6 +29,7 @@ from idode.training import checkpoint
 from idode.training import soap as soap_module
 from idode.training.finetuning import finetuned, starting_state
 from idode.training.held_out import held_out_bits
+from idode.training.matrices import MatrixOptimizer
 from idode.training.metrics import IntervalSums, MetricsLog
 from idode.training.muon import Muon, orthogonalised
 from idode.training.objective import Objective, build_density
@@ -136,6 +138,28 @@ class TestOptimisation:
             x = a * x + (b * square + c * square @ square) @ x
         torch.testing.assert_close(orthogonalised(drawn), x, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(orthogonalised(drawn.float()), x.float(), rtol=0, atol=2e-3)
+
+    @pytest.mark.parametrize("power", [1, 2, 4])
+    def test_muon_amplifies_little_of_what_float32_rounds(self, power: int) -> None:
+        drawn = torch.randn(2, 64, 576, generator=torch.Generator().manual_seed(0)).double()
+        u, _, vh = torch.linalg.svd(drawn, full_matrices=False)
+        falling = u * torch.arange(1, 65) ** -float(power) @ vh  # as momenta are
+        found, wanted = orthogonalised(falling.float()), orthogonalised(falling)
+        assert (found - wanted).norm() < 4e-3 * wanted.norm()
+
+    def test_kernels_are_moved_by_products_of_float32(self) -> None:
+        seen = []
+
+        class Recorder(MatrixOptimizer):
+            def _move(self, *_: object) -> None:
+                seen.append(torch.get_float32_matmul_precision())
+
+        kernel = torch.nn.Parameter(torch.ones(2, 2))
+        kernel.grad = torch.ones(2, 2)
+        with float32_products(tf32=True):
+            Recorder([kernel], {}).step()
+            assert torch.get_float32_matmul_precision() == "high"
+        assert seen == ["highest"]
 
     def test_muon_moves_hidden_kernels_and_adam_the_rest(self) -> None:
         config = TrainConfig(lr=1e-3, matrix_lr=0.5, weight_decay=0.0)

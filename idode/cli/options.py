@@ -86,5 +86,5 @@ def print_summary(run: Run, seconds: float, device: str | None) -> None:
     value = "".join(f", {found:.4f} bits/dim on test samples" for found in held_out)
     where = f"{seconds:.0f} s on {best_device(device)}"
     kept = run.config.train.hold_out
-    apart = f"; the last {kept} training samples were left out, to choose by" if kept else ""
+    apart = f"; the last {kept} training samples were held out (train.hold_out)" if kept else ""
     print(f"{run.path}: {run.config.train.steps} steps, {where}{value}\n{run.identity}{apart}")

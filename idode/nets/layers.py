@@ -108,7 +108,8 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
 def joined(h: Tensor, skip: Tensor) -> Tensor:
     """Both side by side, ``(B, 2 C, H, W)``, in the dtype of autocast where that is on.
 
-    Skips come in float32 there, and every layer would round the wide tensor for itself.
+    Skips come in float32 there, and every layer would round the wide tensor for itself. A norm
+    that autocast computes in float32, as on a GPU, is given the rounded skip.
     """
     kind = h.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind):

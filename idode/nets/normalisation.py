@@ -11,7 +11,9 @@ sums per channel, then a line in x and :math:`\dot u`. ``benchmarks/networks.py 
 measures both.
 
 Under autocast to bfloat16 all of it is computed on bfloat16, means and sums in float32: there the
-convolutions take so little time that passes over memory are most of a step.
+convolutions take so little time that passes over memory are most of a step. The gradient of the
+scale is a difference of two sums, which loses digits where the mean of a group is many of its
+deviations: there is an error of 1% at three deviations and of 5% at ten. Ours have less than three.
 """
 
 from __future__ import annotations
@@ -25,8 +27,13 @@ from idode.nets.fast_backward import check_first_order, possible
 
 __all__ = ["SwishNorm"]
 
-# Channels of a group up to which ours is faster; with more the library's loop is long enough.
-CHANNELS = {torch.float32: 4, torch.float64: 4, torch.bfloat16: 12}
+# Channels of a group up to which ours is faster, by the dtypes of pixels and weights; with more
+# the library's loop is long enough.
+CHANNELS = {
+    (torch.float32, torch.float32): 4,
+    (torch.float64, torch.float64): 4,
+    (torch.bfloat16, torch.float32): 12,
+}
 
 
 class SwishNorm(nn.GroupNorm):
@@ -51,9 +58,8 @@ class SwishNorm(nn.GroupNorm):
             return False
         lowered = torch.is_autocast_enabled("cpu")
         dtype = torch.get_autocast_dtype("cpu") if lowered else x.dtype
-        trained = torch.float32 if lowered else dtype
-        few = self.num_channels <= CHANNELS.get(dtype, 0) * self.num_groups
-        return few and self.weight.dtype == trained
+        largest = CHANNELS.get((dtype, self.weight.dtype), 0)
+        return self.num_channels <= largest * self.num_groups
 
 
 class Swished(torch.autograd.Function):
@@ -100,8 +106,8 @@ def gradients(
     slope = torch.ops.aten.silu_backward(flat_grad, flat_y)
     work = slope * pixels
     m, r, w = mean.unsqueeze(2), inverse.unsqueeze(2), weight.view(grid[1:])
-    shift = _over_pixels(slope, x.shape[3], m.dtype).view(grid)
-    scale = (_over_pixels(work, x.shape[3], m.dtype).view(grid) - m * shift) * r
+    shift = slope.sum(1, dtype=m.dtype).view(grid)
+    scale = (work.sum(1, dtype=m.dtype).view(grid) - m * shift) * r
     a, b = ((w * z).mean(2, keepdim=True) / pixels.shape[1] for z in (shift, scale))
     constant, by_x, by_slope = (
         z.expand(grid).reshape(per_channel).to(x.dtype)
@@ -110,13 +116,3 @@ def gradients(
     found = torch.addcmul(constant, pixels, by_x, out=work).addcmul_(slope, by_slope)
     grad_x = found.view(x.permute(0, 2, 3, 1).shape).permute(0, 3, 1, 2)
     return grad_x, scale.sum(0).flatten(), shift.sum(0).flatten()
-
-
-def _over_pixels(z: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Sums ``(B, C)`` of ``(B, HW, C)``, by rows of pixels.
-
-    The library is six times as fast where a sum keeps bfloat16; a row's rounding is lost in that
-    of what is summed.
-    """
-    rows = z.view(z.shape[0], -1, width, z.shape[2])
-    return rows.sum(2).sum(1, dtype=dtype)

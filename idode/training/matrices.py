@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from idode.numerics import float32_products
+
 __all__ = ["Combined", "MatrixOptimizer"]
 
 
@@ -16,9 +18,12 @@ class MatrixOptimizer(torch.optim.Optimizer, abc.ABC):
     """Moves parameters ``(outputs, inputs, ...)`` as matrices.
 
     Those of a shape are moved together, since launching a call costs more than its arithmetic.
+    Products are those of float32, whatever the process allows: bases and iterations amplify
+    rounding.
     """
 
     @torch.no_grad()
+    @float32_products()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Move all kernels that have a gradient."""
         skip = getattr(self, "found_inf", None)  # set where the host does not look at the loss
