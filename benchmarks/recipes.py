@@ -15,7 +15,8 @@ measures the test images as well. ``variant=NAME`` among the settings of a candi
 part of the program by one of ``variants.py``. ``--halve`` goes on with the better half of the
 candidates and twice the time until one is left. ``--race`` looks at the held-out images on the
 way: how many steps and seconds do the others need to the last bound of the first candidate, seed
-by seed?
+by seed? At the end of each round differences to the first candidate are printed, paired by seed,
+with their standard errors.
 """
 
 from __future__ import annotations
@@ -157,12 +158,21 @@ def race(goals: list[Bounds], bounds: list[Bounds], pace: float) -> str:
     return f"steps {with_error(steps)}, seconds {seconds}"
 
 
-def with_error(values: list[float]) -> str:
+def with_error(values: list[float], form: str = ".3f") -> str:
     """Mean and standard error, where there are several."""
+    mean = format(statistics.mean(values), form)
     if len(values) < 2:
-        return f"{values[0]:.3f}"
+        return mean
     error = statistics.stdev(values) / math.sqrt(len(values))
-    return f"{statistics.mean(values):.3f}±{error:.3f}"
+    return f"{mean}±{format(error, form.lstrip('+'))}"
+
+
+def gain(first: list[Bounds], bounds: list[Bounds]) -> str:
+    """Differences to the bounds of the first candidate, paired by seed."""
+    pairs = list(zip(first, bounds, strict=True))
+    found = f"held out {with_error([own.held_out - base.held_out for base, own in pairs], '+.4f')}"
+    test = [own.test - base.test for base, own in pairs if own.test and base.test]
+    return f"{found}, test {with_error(test, '+.4f')}" if test else found
 
 
 def main() -> None:
@@ -207,6 +217,8 @@ def main() -> None:
             for each, own in zip(candidates, bounds, strict=True):
                 pace = each.pace / candidates[0].pace
                 print(race(bounds[0], own, pace), " ".join(each.settings), flush=True)
+        for each, own in zip(candidates[1:], bounds[1:], strict=True):
+            print(gain(bounds[0], own), " ".join(each.settings), flush=True)
         if not args.halve or len(candidates) == 1:
             return
         order = sorted((mean_held_out(own), i) for i, own in enumerate(bounds))

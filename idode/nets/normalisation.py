@@ -13,7 +13,7 @@ measures both.
 Under autocast to bfloat16 all of it is computed on bfloat16, means and sums in float32: there the
 convolutions take so little time that passes over memory are most of a step. The gradient of the
 scale is a difference of two sums, which loses digits where the mean of a group is many of its
-deviations: there is an error of 1% at three deviations and of 5% at ten. Ours have less than three.
+deviations: it errs by 1% at three of them and by 5% at ten. Trained networks have less than three.
 """
 
 from __future__ import annotations
