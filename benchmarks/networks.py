@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -33,8 +34,10 @@ from idode.nets.convolution import weight_gradient
 from idode.nets.layers import use_fast_backward
 from idode.nets.normalisation import SwishNorm
 from idode.nets.unet import UNet
+from idode.runs.config import TrainConfig
 from idode.training.acceleration import in_precision
 from idode.training.muon import ITERATIONS, A, B, C, orthogonalised
+from idode.training.optimisation import muon as optimiser
 
 HEADLINE = UNetConfig(width=64, depth=4, attention="middle")
 SIDE, BATCH, MATMUL, FORWARDS = 32, 16, 2048, 3
@@ -209,7 +212,8 @@ def gradients(repeats: int) -> list[dict]:
 def norms(repeats: int) -> list[dict]:
     """Backward pass of the swish of a group norm, ours against the library's, in milliseconds."""
     rows = []
-    sizes = ((64, 32), (128, 32), (256, 32), (32, 8), (64, 8), (96, 8), (48, 8), (128, 8))
+    sizes = [(64, 32), (128, 32), (256, 32), (32, 4), (48, 4), (64, 4)]
+    sizes += [(width, 8) for width in (32, 48, 64, 96, 128)]
     for dtype, (width, groups) in product((torch.float32, torch.bfloat16), sizes):
         drawn = torch.Generator().manual_seed(0)
         x, grad = (
@@ -233,26 +237,48 @@ def norms(repeats: int) -> list[dict]:
 
 
 def muon(repeats: int) -> list[dict]:
-    """Nearest orthogonal matrices, ours against the iteration as published, in milliseconds."""
+    """Nearest orthogonal matrices, ours against the iteration as published, in milliseconds.
+
+    Kernels have the shapes of the presets' network; errors are relative to float64, of random
+    matrices and of some whose singular values fall as those of momenta do.
+    """
     rows = []
-    for count, width in ((18, 32), (18, 64), (18, 96)):
+    for width in (32, 48, 64, 96):
         drawn = torch.Generator().manual_seed(0)
-        kernels = torch.randn(count, width, 9 * width, generator=drawn)
-        functions = {
-            "ours": partial(orthogonalised, kernels),
-            "published": partial(newton_schulz, kernels),
-        }
-        seconds = race(functions, 4 * repeats)
-        found = {name: 1000 * s for name, s in seconds.items()}
-        truth = newton_schulz(kernels.double())
-        for name, function in functions.items():
-            found[f"{name}_error"] = float((function() - truth).norm() / truth.norm())
-        rows.append({"kernels": count, "channels": width} | found)
+        stacks = [
+            torch.randn(count, *shape, generator=drawn) for shape, count in shapes(width).items()
+        ]
+        u, _, vh = torch.linalg.svd(stacks[0], full_matrices=False)
+        falling = u * torch.arange(1, u.shape[-1] + 1) ** -2.0 @ vh
+        ways = {"ours": orthogonalised, "published": newton_schulz}
+        functions = {name: partial(each, way, stacks) for name, way in ways.items()}
+        found = {name: 1000 * s for name, s in race(functions, 4 * repeats).items()}
+        for kind, matrices in (("random", stacks[0]), ("falling", falling)):
+            truth = newton_schulz(matrices.double())
+            for name, way in ways.items():
+                error = (way(matrices) - truth).norm() / truth.norm()
+                found[f"{name}_error_{kind}"] = float(error)
+        rows.append({"channels": width} | found)
     return rows
+
+
+def shapes(width: int) -> Counter[torch.Size]:
+    """How many kernels of a shape Muon moves in the presets' network, with so many channels."""
+    net = UNet(UNetConfig(3, 256, width, 3, "none", groups=8, halvings=1))
+    kernels = optimiser(net.named_parameters(), TrainConfig()).parts[0].param_groups[0]["params"]
+    return Counter(kernel.flatten(1).shape for kernel in kernels)
+
+
+def each(way: Callable[[Tensor], Tensor], stacks: list[Tensor]) -> None:
+    """Every stack in turn."""
+    for stack in stacks:
+        way(stack)
 
 
 def newton_schulz(x: Tensor) -> Tensor:
     """The iteration on the wide matrices themselves."""
+    if x.shape[1] > x.shape[2]:
+        return newton_schulz(x.mT).mT
     x = x / torch.linalg.matrix_norm(x, keepdim=True)
     for _ in range(ITERATIONS):
         square = x @ x.mT
