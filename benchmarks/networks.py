@@ -244,16 +244,15 @@ def muon(repeats: int) -> list[dict]:
     """
     rows = []
     for width in (32, 48, 64, 96):
-        drawn = torch.Generator().manual_seed(0)
-        stacks = [
-            torch.randn(count, *shape, generator=drawn) for shape, count in shapes(width).items()
-        ]
-        u, _, vh = torch.linalg.svd(stacks[0], full_matrices=False)
+        drawn, counts = torch.Generator().manual_seed(0), shapes(width)
+        stacks = {shape: torch.randn(n, *shape, generator=drawn) for shape, n in counts.items()}
+        commonest = stacks[counts.most_common(1)[0][0]]
+        u, _, vh = torch.linalg.svd(commonest, full_matrices=False)
         falling = u * torch.arange(1, u.shape[-1] + 1) ** -2.0 @ vh
         ways = {"ours": orthogonalised, "published": newton_schulz}
-        functions = {name: partial(each, way, stacks) for name, way in ways.items()}
+        functions = {name: partial(each, way, list(stacks.values())) for name, way in ways.items()}
         found = {name: 1000 * s for name, s in race(functions, 4 * repeats).items()}
-        for kind, matrices in (("random", stacks[0]), ("falling", falling)):
+        for kind, matrices in (("random", commonest), ("falling", falling)):
             truth = newton_schulz(matrices.double())
             for name, way in ways.items():
                 error = (way(matrices) - truth).norm() / truth.norm()

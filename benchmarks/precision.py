@@ -244,7 +244,7 @@ def stopping(repeats: int = 1000) -> list[dict[str, object]]:
     return rows
 
 
-def values(out: Path) -> list[dict[str, object]]:
+def store_values(out: Path) -> list[dict[str, object]]:
     """Store coarse and fine values of all digits."""
     _, coarse, fine = populations()["digits"]
     np.savez(out, coarse=coarse, fine=fine)
@@ -260,9 +260,11 @@ def main() -> None:
     parser.add_argument("--data")
     parser.add_argument("--seed", type=int, default=0, help="of table")
     parser.add_argument("--images", type=int, default=RK45_IMAGES, help="of rk45")
-    parser.add_argument("--out", type=Path, default=STORED, help="of values")
+    parser.add_argument("--out", type=Path, help="of values")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.what == "values" and args.out is None:
+        parser.error("values are stored in a file: give --out FILE.npz")
     torch.set_num_threads(1)
     chosen = args.run, args.data, args.precision, args.seed
 
@@ -271,7 +273,7 @@ def main() -> None:
         return [{"way": "RK45 1e-5", "evaluations": nfe, "seconds": args.images * each}]
 
     ways = {"table": lambda: table(*chosen), "rk45": alone}
-    ways |= {"coverage": coverage, "stopping": stopping, "values": lambda: values(args.out)}
+    ways |= {"coverage": coverage, "stopping": stopping, "values": lambda: store_values(args.out)}
     rows = ways[args.what]()
     for row in rows:
         print("  ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))

@@ -15,8 +15,8 @@ measures the test images as well. ``variant=NAME`` among the settings of a candi
 part of the program by one of ``variants.py``. ``--halve`` goes on with the better half of the
 candidates and twice the time until one is left. ``--race`` looks at the held-out images on the
 way: how many steps and seconds do the others need to the last bound of the first candidate, seed
-by seed? At the end of each round differences to the first candidate are printed, paired by seed,
-with their standard errors.
+by seed? At the end of each round differences to the first candidate, which with ``--halve`` is the
+best of the round before, are printed, paired by seed, with their standard errors.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def gain(first: list[Bounds], bounds: list[Bounds]) -> str:
     """Differences to the bounds of the first candidate, paired by seed."""
     pairs = list(zip(first, bounds, strict=True))
     found = f"held out {with_error([own.held_out - base.held_out for base, own in pairs], '+.4f')}"
-    test = [own.test - base.test for base, own in pairs if own.test and base.test]
+    test = [b.test - a.test for a, b in pairs if a.test is not None and b.test is not None]
     return f"{found}, test {with_error(test, '+.4f')}" if test else found
 
 

@@ -14,11 +14,13 @@ from torch import Tensor
 from idode.errors import InputError
 
 __all__ = [
+    "autocast_dtype",
     "check_range",
     "clock_at",
     "cpu_threads",
     "double",
     "float32_products",
+    "full_precision",
     "home_of_float64",
     "increasing_root",
     "integrate",
@@ -66,6 +68,20 @@ def float32_products(*, tf32: bool = False) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """What autocast computes in on the device of ``x``, where that is on."""
+    kind = x.device.type
+    on = kind != "meta" and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if on else None
+
+
+def full_precision(x: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Outside of autocast on the device of ``x``, where that is on."""
+    if autocast_dtype(x) is None:
+        return contextlib.nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
 
 
 @contextlib.contextmanager

@@ -15,8 +15,8 @@ from idode.nets.layers import (
     dropout,
     fading,
     fourier_features,
-    joined,
     sinusoid,
+    with_skip,
 )
 from idode.nets.mlp import MLP
 from idode.nets.unet import UNet
@@ -323,10 +323,11 @@ def test_bfloat16_autocast_is_near_and_keeps_the_skip_exact():
 
 def test_skips_are_joined_in_the_dtype_that_the_next_layer_computes_in():
     h, skip = torch.rand(1, 2, 3, 3).bfloat16(), torch.rand(1, 2, 3, 3)
-    assert joined(h, skip).dtype == torch.float32  # nothing is lost where nothing is lowered
-    assert torch.equal(joined(h, skip)[:, 2:], skip)
+    assert with_skip(h, skip).dtype == torch.float32  # nothing is lost where nothing is lowered
+    assert torch.equal(with_skip(h, skip)[:, 2:], skip)
     with torch.autocast("cpu", torch.bfloat16):
-        both = joined(h, skip)
+        both = with_skip(h, skip)
+        assert with_skip(h.double(), skip.double()).dtype == torch.float64  # as autocast leaves it
     assert both.dtype == torch.bfloat16
     assert torch.equal(both, torch.cat([h, skip.bfloat16()], dim=1))
 

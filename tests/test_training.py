@@ -147,19 +147,27 @@ class TestOptimisation:
         found, wanted = orthogonalised(falling.float()), orthogonalised(falling)
         assert (found - wanted).norm() < 4e-3 * wanted.norm()
 
+    def test_muon_computes_in_float32_whatever_the_kernels_are_of(self) -> None:
+        drawn = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(0))
+        u, _, vh = torch.linalg.svd(drawn)
+        falling = (u * torch.arange(1, 65) ** -2.0 @ vh).bfloat16()
+        found = orthogonalised(falling)
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found, orthogonalised(falling.float()).bfloat16())
+
     def test_kernels_are_moved_by_products_of_float32(self) -> None:
         seen = []
 
         class Recorder(MatrixOptimizer):
             def _move(self, *_: object) -> None:
-                seen.append(torch.get_float32_matmul_precision())
+                seen.append((torch.get_float32_matmul_precision(), (kernel @ kernel).dtype))
 
         kernel = torch.nn.Parameter(torch.ones(2, 2))
         kernel.grad = torch.ones(2, 2)
-        with float32_products(tf32=True):
+        with float32_products(tf32=True), torch.autocast("cpu", torch.bfloat16):
             Recorder([kernel], {}).step()
             assert torch.get_float32_matmul_precision() == "high"
-        assert seen == ["highest"]
+        assert seen == [("highest", torch.float32)]
 
     def test_muon_moves_hidden_kernels_and_adam_the_rest(self) -> None:
         config = TrainConfig(lr=1e-3, matrix_lr=0.5, weight_decay=0.0)

@@ -263,8 +263,8 @@ def _print(found: Evaluation) -> None:
     for result in sampled:
         print("\n".join(result.sampling.lines()))
         print(f"± for all images of this kind, not this test set: {result.population_error:.4f}")
-    for ends in [r.interval() for r in found.results if len(found.results) == 1]:
-        print(_interval(ends, ".4f"))
+    if len(found.results) == 1:
+        print(_interval(found.results[0].interval(), ".4f"))
     if found.sde is not None and found.sde.code:
         print(f"of the SDE bound, {found.sde.code:.4f} bits/dim are the divergence of the codes")
     for note in dict.fromkeys(note for r in found.results for note in r.notes):
@@ -281,10 +281,13 @@ def _print_pair(pair: PairedDifference) -> None:
     _print(pair.first)
     print()
     _print(pair.second)
+    alike = "none, since one of the two does not vary"
+    if not math.isnan(pair.correlation):
+        alike = f"{pair.correlation:.3f}"
     print(
         f"\n{pair.second.run} minus {pair.first.run}: {pair} on the same {len(pair.per_image)} "
-        f"images and noise\n{_interval(pair.interval(), '+.4f')}; correlation "
-        f"{pair.correlation:.3f}; unpaired, the error would be {pair.unpaired_error:.4f}"
+        f"images and noise\n{_interval(pair.interval(), '+.4f')}; correlation: {alike}; "
+        f"unpaired, the error would be {pair.unpaired_error:.4f}"
     )
     for note in pair.notes:
         print(f"note: {note}")

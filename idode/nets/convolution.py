@@ -23,11 +23,13 @@ from torch.autograd.function import FunctionCtx
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input
 
-from idode.nets.fast_backward import check_first_order, possible
+from idode.nets.fast_backward import applicable, check_first_order
+from idode.numerics import autocast_dtype
 
 __all__ = ["convolve", "pays", "weight_gradient"]
 
-CHANNELS = 64  # with fewer, the transforms of the tiles cost more than they save
+LEAST_CHANNELS = 64  # with fewer, the transforms of the tiles cost more than they save
+EXACT = (torch.float32, torch.float64)  # the transforms lose digits, which others lack
 ENTRIES = 2**18  # of input and output in a piece: a transformed tile is used from the cache
 TILE, KERNEL, PLACES = 4, 3, 6
 POINTS = (0.0, 1.0, -1.0, 0.5, -2.0)  # where polynomials are multiplied; 2 and -2 err more
@@ -36,11 +38,11 @@ POINTS = (0.0, 1.0, -1.0, 0.5, -2.0)  # where polynomials are multiplied; 2 and 
 def pays(x: Tensor, weight: Tensor) -> bool:
     """Whether :func:`convolve` trains faster than the library's convolution, and may be used."""
     return (
-        possible(x, weight)
-        and x.dtype == weight.dtype
-        and not torch.is_autocast_enabled("cpu")  # bfloat16 is the library's alone
+        applicable(x, weight)
+        and x.dtype == weight.dtype in EXACT
+        and autocast_dtype(x) is None  # the library's convolution would be of fewer digits
         and weight.shape[2:] == (KERNEL, KERNEL)
-        and min(weight.shape[:2]) >= CHANNELS
+        and min(weight.shape[:2]) >= LEAST_CHANNELS
         and x.shape[2] % TILE == x.shape[3] % TILE == 0  # padding would cost more than it saves
         and x.numel() > 0
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["check_first_order", "possible"]
+__all__ = ["applicable", "check_first_order"]
 
 
-def possible(x: Tensor, weight: Tensor) -> bool:
-    """On CPU, channels-last, and where the weights are trained step by step."""
+def applicable(x: Tensor, weight: Tensor) -> bool:
+    """On CPU, channels-last, not compiled, and where gradients of the weights are wanted."""
     return (
         not torch.compiler.is_compiling()  # first: symbolic shapes have no layout to ask for
         and torch.is_grad_enabled()

@@ -7,7 +7,6 @@ block is the identity and a fresh network predicts exactly its input.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 
 from idode.nets.convolution import convolve, pays
 from idode.nets.normalisation import SwishNorm
+from idode.numerics import autocast_dtype
 
 __all__ = [
     "Attention",
@@ -25,11 +25,10 @@ __all__ = [
     "arranged",
     "dropout",
     "fourier_features",
-    "full_precision",
     "initialise",
-    "joined",
     "sinusoid",
     "use_fast_backward",
+    "with_skip",
 ]
 
 # Standard deviation of a unit normal cut at two of its own: dividing by it restores the variance.
@@ -98,23 +97,15 @@ def arranged(network: nn.Module) -> nn.Module:
     return network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload, no-any-return]
 
 
-def full_precision(x: Tensor) -> AbstractContextManager[object]:
-    """Outside of autocast on the device of ``x``, where that is on."""
-    kind = x.device.type
-    lowered = kind != "meta" and torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, enabled=False) if lowered else nullcontext()
-
-
-def joined(h: Tensor, skip: Tensor) -> Tensor:
+def with_skip(h: Tensor, skip: Tensor) -> Tensor:
     """Both side by side, ``(B, 2 C, H, W)``, in the dtype of autocast where that is on.
 
     Skips come in float32 there, and every layer would round the wide tensor for itself. A norm
     that autocast computes in float32, as on a GPU, is given the rounded skip.
     """
-    kind = h.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind):
-        lowered = torch.get_autocast_dtype(kind)
-        h, skip = h.to(lowered), skip.to(lowered)
+    lowered = autocast_dtype(h)
+    if lowered is not None:  # which leaves float64 as it is
+        h, skip = (z.to(lowered) if z.dtype == torch.float32 else z for z in (h, skip))
     return torch.cat([h, skip], dim=1)
 
 

@@ -13,7 +13,7 @@ measures both.
 Under autocast to bfloat16 all of it is computed on bfloat16, means and sums in float32: there the
 convolutions take so little time that passes over memory are most of a step. The gradient of the
 scale is a difference of two sums, which loses digits where the mean of a group is many of its
-deviations: it errs by 1% at three of them and by 5% at ten. Trained networks have less than three.
+deviations: on random images it errs by 0.6% at three of them and by 1.6% at ten.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional as F
 
-from idode.nets.fast_backward import check_first_order, possible
+from idode.nets.fast_backward import applicable, check_first_order
+from idode.numerics import autocast_dtype
 
 __all__ = ["SwishNorm"]
 
 # Channels of a group up to which ours is faster, by the dtypes of pixels and weights; with more
 # the library's loop is long enough.
-CHANNELS = {
+LARGEST_GROUP = {
     (torch.float32, torch.float32): 4,
     (torch.float64, torch.float64): 4,
     (torch.bfloat16, torch.float32): 12,
@@ -46,20 +47,16 @@ class SwishNorm(nn.GroupNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Keep the shape."""
         if self.quick and self.pays(x):
-            if torch.is_autocast_enabled("cpu"):
-                x = x.to(torch.bfloat16)
+            x = x.to(autocast_dtype(x) or x.dtype)
             y: Tensor = Swished.apply(x, self.weight, self.bias, self.num_groups, self.eps)  # type: ignore[no-untyped-call]
             return y
         return F.silu(super().forward(x))
 
     def pays(self, x: Tensor) -> bool:
         """Whether our backward pass is faster than the library's, and may be used."""
-        if not possible(x, self.weight):
-            return False
-        lowered = torch.is_autocast_enabled("cpu")
-        dtype = torch.get_autocast_dtype("cpu") if lowered else x.dtype
-        largest = CHANNELS.get((dtype, self.weight.dtype), 0)
-        return self.num_channels <= largest * self.num_groups
+        dtypes = (autocast_dtype(x) or x.dtype, self.weight.dtype)
+        largest = LARGEST_GROUP.get(dtypes, 0) * self.num_groups
+        return applicable(x, self.weight) and self.num_channels <= largest
 
 
 class Swished(torch.autograd.Function):

@@ -22,12 +22,12 @@ from idode.nets.layers import (
     TimeCondition,
     fading,
     fourier_features,
-    full_precision,
     initialise,
-    joined,
+    with_skip,
 )
 from idode.nets.memory import RandomState, recomputed
 from idode.nets.normalisation import SwishNorm
+from idode.numerics import full_precision
 
 __all__ = ["UNet"]
 
@@ -125,14 +125,14 @@ class UNet(nn.Module):
     def _turn(self, skip: Tensor, condition: Tensor) -> Tensor:
         """The middle, and the first block of the way up, which takes the last skip."""
         h = self.middle2(self.middle1(skip, condition), condition)
-        turned: Tensor = self.up[0](joined(h, skip), condition)
+        turned: Tensor = self.up[0](with_skip(h, skip), condition)
         return turned
 
     def _climb(self, h: Tensor, skips: list[Tensor], condition: Tensor, start: int) -> Tensor:
         """Up past ``skips``, the first of which has the number ``start``."""
         for i in reversed(range(start, start + len(skips))):
             h = F.interpolate(h, scale_factor=2) if i in self.halving else h
-            h = self.up[self.config.depth - i](joined(h, skips[i - start]), condition)
+            h = self.up[self.config.depth - i](with_skip(h, skips[i - start]), condition)
         return h
 
     def _frugal(self, h: Tensor, condition: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from idode.numerics import float32_products
+from idode.numerics import float32_products, full_precision
 
 __all__ = ["Combined", "MatrixOptimizer"]
 
@@ -18,8 +18,8 @@ class MatrixOptimizer(torch.optim.Optimizer, abc.ABC):
     """Moves parameters ``(outputs, inputs, ...)`` as matrices.
 
     Those of a shape are moved together, since launching a call costs more than its arithmetic.
-    Products are those of float32, whatever the process allows: bases and iterations amplify
-    rounding.
+    Products are those of float32, whatever the process or autocast allow: bases and iterations
+    amplify rounding.
     """
 
     @torch.no_grad()
@@ -35,7 +35,8 @@ class MatrixOptimizer(torch.optim.Optimizer, abc.ABC):
                     kernels.append(kernel)
                     gradients.append(kernel.grad)
             for kernels, gradients in alike.values():
-                self._move(kernels, gradients, group, skip)
+                with full_precision(kernels[0]):
+                    self._move(kernels, gradients, group, skip)
 
     @abc.abstractmethod
     def _move(

@@ -30,10 +30,11 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     """The nearest orthogonal matrices of ``(n, rows, columns)``, roughly.
 
     In float32 or better: rounding makes the smallest eigenvalues of the square matrix negative,
-    and each iteration multiplies these by up to twelve, 250,000 in all.
+    and each of four updates multiplies these by up to twelve, 20,000 in all. That leaves 1e-7 of
+    float32 small, and 1e-3 of lower precisions not.
     """
-    tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.mT if tall else matrices
+    tall, dtype = matrices.shape[1] > matrices.shape[2], matrices.dtype
+    x = (matrices.mT if tall else matrices).to(torch.promote_types(dtype, torch.float32))
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) + TINY)
     square = x @ x.mT
     one = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
@@ -46,7 +47,7 @@ def orthogonalised(matrices: Tensor) -> Tensor:
         square = factor @ square @ factor
         factor = factor_of(square)
         product = factor @ product
-    found: Tensor = product @ x
+    found: Tensor = (product @ x).to(dtype)
     return found.mT if tall else found
 
 

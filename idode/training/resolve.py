@@ -66,7 +66,7 @@ def training_config(
     if isinstance(config, str) and config not in PRESETS and names_data(config):
         raise InputError(
             f"{config} is a data set and no preset: give it as data beside a preset, such as "
-            f"images, or beside minutes (idode train --data {config} --minutes M)"
+            f"images, or beside minutes (idode train '{config}' --minutes M)"
         )
     chosen = choose("preset", config, PRESETS) if isinstance(config, str) else config
     if system is not None:
