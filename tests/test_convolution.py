@@ -94,6 +94,7 @@ def test_it_is_used_where_it_pays_and_nowhere_else():
     with torch.autocast("cpu", torch.bfloat16):
         assert not pays(x, conv.weight)
     assert not pays(x, conv.weight.detach())
+    assert not pays(x.bfloat16(), conv.bfloat16().weight)  # the transforms would lose digits
 
 
 @pytest.mark.parametrize("frugal", [False, True])
