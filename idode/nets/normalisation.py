@@ -54,9 +54,10 @@ class SwishNorm(nn.GroupNorm):
 
     def pays(self, x: Tensor) -> bool:
         """Whether our backward pass is faster than the library's, and may be used."""
+        if not applicable(x, self.weight):
+            return False
         dtypes = (autocast_dtype(x) or x.dtype, self.weight.dtype)
-        largest = LARGEST_GROUP.get(dtypes, 0) * self.num_groups
-        return applicable(x, self.weight) and self.num_channels <= largest
+        return self.num_channels <= LARGEST_GROUP.get(dtypes, 0) * self.num_groups
 
 
 class Swished(torch.autograd.Function):
