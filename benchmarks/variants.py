@@ -15,6 +15,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from idode.data import Dataset
 from idode.diffusion.clocks import ScaledGamma
@@ -30,6 +31,10 @@ from idode.nets.unet import Stage, UNet
 from idode.numerics import like
 from idode.runs.config import Config
 from idode.runs.run import diffusion_ode
+from idode.training.objective import Batch
+from idode.training.randomness import Purpose, generator
+from idode.training.trainer import Trainer
+from idode.training.watch import Watch
 
 __all__ = ["VARIANTS", "applied", "split"]
 
@@ -207,6 +212,31 @@ def _wide_inside(config: Config, data: Dataset) -> Context:
     return patch.object(UNet, "__init__", changed)
 
 
+# Training
+
+
+def _growing_batches(config: Config, data: Dataset) -> Context:
+    """A quarter of every batch for half of the steps, half of it up to four fifths, then all."""
+    see, steps, whole = Watch.see, config.train.steps, config.train.batch_size
+
+    def some(trainer: Trainer, step: int, samples: Tensor) -> Batch:
+        size = whole // (4 if 2 * step < steps else 2 if 5 * step < 4 * steps else 1)
+        drawn = generator(config.train.seed, Purpose.BATCH, step)
+        draw = trainer.state.objective.draw
+        return draw(samples[:size], trainer.model.levels, drawn, 0, size)
+
+    def padded(watch: Watch, step: int, losses: Tensor, norm: Tensor) -> None:
+        see(watch, step, functional.pad(losses, (0, whole - len(losses))), norm)
+
+    stack = ExitStack()
+    stack.enter_context(patch.object(Trainer, "prepare", some))
+    stack.enter_context(patch.object(Watch, "see", padded))
+    return stack
+
+
+# What they need
+
+
 def _closed_form(config: Config, data: Dataset) -> str | None:
     given = config.model.quantization
     return None if given == "closed-form" else f"model.quantization=closed-form, not {given}"
@@ -223,6 +253,11 @@ def _one_colour(config: Config, data: Dataset) -> str | None:
 
 def _unet(config: Config, data: Dataset) -> str | None:
     return None if isinstance(config.net, UNetConfig) else "a U-Net"
+
+
+def _quarters(config: Config, data: Dataset) -> str | None:
+    whole = config.train.batch_size % 4 == 0 and config.train.accumulate == 1
+    return None if whole else "a batch_size that four divides, and accumulate=1"
 
 
 def _halved(config: Config, data: Dataset) -> str | None:
@@ -247,6 +282,7 @@ VARIANTS = {
     "factorised-kernels": Variant(lambda *_: _kernels(_factorised), _unet),
     "depthwise-kernels": Variant(lambda *_: _kernels(_depthwise), _unet),
     "wide-inside": Variant(_wide_inside, _halved),
+    "growing-batches": Variant(_growing_batches, _quarters),
 }
 
 

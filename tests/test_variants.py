@@ -6,6 +6,8 @@ import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,6 +20,9 @@ from idode.errors import InputError
 from idode.runs.config import Config, fit, override
 from idode.runs.presets import PRESETS
 from idode.runs.run import build_net, diffusion_ode
+from idode.training.objective import Batch
+from idode.training.train import train
+from idode.training.trainer import Trainer
 
 SETTINGS = ["net.width=8", "net.depth=2", "net.halvings=1", "net.groups=4"]
 IMAGES = np.random.default_rng(0).integers(0, 17, (30, 1, 8, 8)).astype(np.uint8)
@@ -73,7 +78,24 @@ def test_each_changes_the_model_and_only_inside_its_context(variants, name: str)
 
 
 def test_all_of_them_are_tested(variants) -> None:
-    assert sorted(variants.VARIANTS) == NAMES
+    assert sorted(variants.VARIANTS) == sorted([*NAMES, "growing-batches"])
+
+
+def test_batches_grow_to_four_times_their_first_size(variants, tmp_path: Path) -> None:
+    config = configured("growing-batches", "train.batch_size=8", "train.steps=10")
+    sizes, gradients = [], Trainer.gradients
+
+    def counted(trainer: Trainer, batch: Batch, trial: int | None = None) -> Any:
+        sizes.append((trainer.state.step, len(batch.x0)))
+        return gradients(trainer, batch, trial)
+
+    with (
+        variants.applied(["variant=growing-batches"], config, DATA),
+        patch.object(Trainer, "gradients", counted),
+    ):
+        run = train(config, out=tmp_path / "run", data=DATA, device="cpu", progress=False)
+    assert dict(sizes) == dict(enumerate([2] * 5 + [4] * 3 + [8] * 2))
+    assert (run.path / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(
@@ -82,6 +104,7 @@ def test_all_of_them_are_tested(variants) -> None:
         ("gaussian", ["model.quantization=learned"], "closed-form, not learned"),
         ("levels-as-input", ["model.quantization=closed-form"], "learned, not closed-form"),
         ("wide-inside", ["net.halvings=0"], "net.halvings=1"),
+        ("growing-batches", ["train.batch_size=6"], "a batch_size that four divides"),
     ],
 )
 def test_one_that_would_change_nothing_is_refused(
