@@ -16,7 +16,7 @@ import idode
 from idode.cli.main import main
 from idode.data import load
 from idode.detection.calibrate import detector_of, fit_detector
-from idode.detection.conformal import discoveries, p_values
+from idode.detection.conformal import discoveries, p_values, threshold
 from idode.detection.detector import FILE, Detector, fit_normal
 from idode.detection.images import NamedImages, read_images
 from idode.detection.score import score_images
@@ -49,6 +49,16 @@ class TestPValues:
         )
         for level in (0.01, 0.05, 0.5):
             assert abs((p <= level).mean() - level) < 4 * (level * (1 - level) / 400) ** 0.5
+
+    @pytest.mark.parametrize("known", [5, 99, 148])
+    @pytest.mark.parametrize("level", [0.01, 0.05, 0.25])
+    def test_the_threshold_is_where_flags_begin(self, known: int, level: float) -> None:
+        """Drawn as the line "flagged above"; a quantile of the known scores lies below it."""
+        own = np.random.default_rng(2).normal(size=known).round(1)  # with ties
+        scores = np.concatenate([np.linspace(-5, 5, 1001), own, [np.inf]])
+        flagged = p_values(scores, own) <= level
+        assert np.array_equal(flagged, scores > threshold(own, level))
+        assert flagged.any() == np.isfinite(threshold(own, level))
 
     def test_the_false_discovery_rate_holds(self) -> None:
         """900 uniform p-values and 100 tiny ones, 200 times; the mean share of false flags."""

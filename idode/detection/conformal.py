@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from idode.errors import InputError
 
-__all__ = ["Vector", "discoveries", "p_values"]
+__all__ = ["Vector", "discoveries", "p_values", "threshold"]
 
 Vector = NDArray[np.float64]
 
@@ -29,6 +31,23 @@ def p_values(scores: Vector, known: Vector) -> Vector:
         raise InputError("p-values need scores of known samples: give at least one")
     below = np.searchsorted(np.sort(known), scores, side="left")
     return np.asarray((1 + len(known) - below) / (len(known) + 1), dtype=np.float64)
+
+
+def threshold(known: Vector, level: float) -> float:
+    """The score above which p-values are at most ``level``; infinite where there are too few.
+
+    One of the known scores, and no quantile between two of them: that would be too low.
+
+    >>> threshold(np.array([1.0, 2.0, 3.0]), 0.5)
+    2.0
+
+    Args:
+        known: Scores of known samples that nothing was fitted to, ``(n,)``.
+        level: Of the p-values.
+    """
+    above = np.arange(len(known), 0, -1) / (len(known) + 1)  # p-values just above each, in order
+    enough = np.flatnonzero(above <= level)
+    return float(np.sort(known)[enough[0]]) if len(enough) else math.inf
 
 
 def discoveries(p: Vector, rate: float) -> NDArray[np.bool_]:

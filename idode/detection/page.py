@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from torch import from_numpy
 
 from idode import __version__
-from idode.detection.conformal import Vector
+from idode.detection.conformal import Vector, threshold
 from idode.detection.score import Labelled, Scores
 from idode.detection.separation import roc
 from idode.sampling.pictures import to_bytes
@@ -71,14 +72,17 @@ def histogram(scores: Vector, known: Vector, level: float) -> Figure:
     """
     figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
     ax = figure.add_subplot()
-    low, flagged = min(known.min(), scores.min()), float(np.quantile(known, 1 - level))
-    bulk = max(np.quantile(known, 0.99), np.quantile(scores, 0.75), flagged)
+    low, flagged = min(known.min(), scores.min()), threshold(known, level)
+    bulk = max(np.quantile(known, 0.99), np.quantile(scores, 0.75))
+    if math.isfinite(flagged):
+        bulk = max(bulk, flagged)
     edges = np.linspace(low, max(low + 1.25 * (bulk - low), low + 1), 50).tolist()
     for values, colour, name in ((known, FAINT, "known images"), (scores, BLUE, "these images")):
         inside = np.minimum(values, edges[-1])
         share = np.full(len(values), 1 / len(values))
         ax.hist(inside, edges, weights=share, color=colour, alpha=0.65, label=name)
-    ax.axvline(flagged, color=ORANGE, linewidth=1.2, linestyle="--", label="flagged from here")
+    if math.isfinite(flagged):
+        ax.axvline(flagged, color=ORANGE, linewidth=1.2, linestyle="--", label="flagged above")
     ax.set_xlabel("score (the last bin holds all that are higher)", color=INK)
     ax.set_ylabel("share of images", color=INK)
     ax.spines[["top", "right"]].set_visible(False)
@@ -91,7 +95,7 @@ def _histogram_section(scores: Scores, known: Vector) -> Section:
         "histogram",
         "Scores",
         f"{len(scores.names)} images against {len(known)} known images. The p-value of an image "
-        "is the share of known images with at least its score.",
+        "is the share of known images with at least its score, itself counted among them.",
         png(histogram(scores.score, known, scores.level)),
     )
 
