@@ -283,6 +283,51 @@ class TestPlan:
         assert 1 <= grids(15) <= 6
         assert 5 <= grids(600) <= 6
 
+    def test_what_the_user_sets_stays(self) -> None:
+        own = {"warmup": 9, "decay": "constant", "log_every": 70, "evaluate_every": 3}
+        own |= {"evaluate_count": 17, "checkpoint_every": 7, "sample_every": 11}
+        every = [f"train.{name}={value}" for name, value in own.items()]
+        base = ["train.minutes=60", "train.batch_size=64", "train.sample_every=9"]
+
+        def found(*settings: str) -> dict[str, object]:
+            config = tiny.config(*base, *settings)
+            speed = steady(0.2)
+            return vars(
+                plan.scheduled(config, tiny.dataset(), tiny.CPU, speed, settings=settings).train
+            )
+
+        planned = found()
+        assert all(planned[name] != value for name, value in own.items())
+        for setting, (name, value) in zip(every, own.items(), strict=True):
+            alone = found(setting)
+            assert alone[name] == value
+            free = own.keys() - {name, "evaluate_count"}  # fewer samples where there are more
+            assert {n: alone[n] for n in free} == {n: planned[n] for n in free}
+        together = found(*every)
+        assert {name: together[name] for name in own} == own
+        assert together["steps"] == planned["steps"]
+        assert found("train.sample_every=0")["sample_every"] == 0
+
+    def test_values_that_are_asked_for_often_are_of_fewer_samples(self) -> None:
+        often = ["train.minutes=10", "train.batch_size=16", "train.evaluate_every=120"]
+        found = plan.scheduled(
+            tiny.config(*often), tiny.dataset(), tiny.CPU, lambda *_: [0.2], settings=often
+        ).train
+        assert found.evaluate_every == 120
+        assert 8 * found.evaluate_count <= 0.03 * 120 * 3 * 16
+
+    def test_all_threads_stay_where_the_user_sets_them(self) -> None:
+        every = ["train.minutes=10", "train.threads=none"]
+
+        def speed(config: Config, *_: object) -> list[float]:
+            return [0.1 if config.train.threads == 1 else 0.2]
+
+        with cpu_threads(2):
+            for settings, threads in ([], 1), (every, None):
+                timed, data = tiny.config(*every), tiny.dataset()
+                found = plan.scheduled(timed, data, tiny.CPU, speed, settings=settings)
+                assert found.train.threads == threads
+
 
 class TestTrain:
     def test_a_folder_of_photos_and_minutes_are_enough(
@@ -316,6 +361,35 @@ class TestTrain:
         )
         assert run.config.name == "images"
         assert run.config.train.steps >= 1
+
+    def test_settings_stay_in_every_way_to_train(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        own = {"decay": "constant", "warmup": 9, "checkpoint_every": 7, "evaluate_every": 3}
+        settings = ["net.width=8", *(f"train.{name}={value}" for name, value in own.items())]
+
+        def kept(train: object) -> dict[str, object]:
+            return {name: vars(train)[name] for name in own}
+
+        out = tmp_path / "run"
+        run = idode.train("digits", minutes=0.01, out=out, settings=settings, progress=False)
+        assert kept(run.config.train) == own
+        words = ["train", "digits", "--minutes", "0.01"]
+        for setting in settings:
+            words += ["--set", setting]
+        assert main([*words, "--dry-run"]) == 0
+        shown = capsys.readouterr()
+        planned = json.loads(shown.out)["train"]
+        assert {name: planned[name] for name in own} == own
+        assert "with constant decay" in shown.err
+        assert main([*words, "--quiet", "--out", str(tmp_path / "other")]) == 0
+        assert kept(open_run(tmp_path / "other").config.train) == own
+        # A run that is resumed has its schedule already.
+        again = ["--resume", "--out", str(out), "--set", "train.warmup=8", "--dry-run"]
+        assert main(["train", *again]) == 0
+        resumed = json.loads(capsys.readouterr().out)["train"]
+        assert {name: resumed[name] for name in own} == own | {"warmup": 8}
+        assert resumed["steps"] == run.config.train.steps
 
     def test_refusals(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         out = ["--out", str(tmp_path / "run")]

@@ -108,6 +108,7 @@ def _settings(
     from idode.data.loading import load
     from idode.runs.config import fit
     from idode.runs.distributed import World, best_device
+    from idode.runs.run import holds_run
     from idode.training.plan import scheduled, suited
     from idode.training.resolve import training_config
 
@@ -120,12 +121,13 @@ def _settings(
         return suited(load(_given(data)), minutes, world())
 
     config = training_config(preset, suited=asked, **given)
-    if config.train.minutes is None:
+    begun = given["resume"] and given["out"] is not None and holds_run(given["out"])
+    if config.train.minutes is None or begun:
         return config
     name = _given(data or config.data)
     found = load(name)
     fitted = fit(replace(config, data=name), found.levels, found.shape)
-    return scheduled(fitted, found, world(), began=began)
+    return scheduled(fitted, found, world(), began=began, settings=given["settings"])
 
 
 def _given(data: str | None) -> str:

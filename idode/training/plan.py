@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -101,14 +102,19 @@ def suited(
 
 
 def _threaded(
-    config: Config, data: Dataset, world: World, minutes: float, speed: Speed
+    config: Config,
+    data: Dataset,
+    world: World,
+    minutes: float,
+    speed: Speed,
+    choosable: bool = True,
 ) -> tuple[Config, float]:
     """One thread where a step is faster with it, and the seconds of a step.
 
     Where other programs use the cores, the threads of a step wait for each other.
     """
     tried = [config]
-    choosable = config.train.threads is None and world.device.type == "cpu" and world.size == 1
+    choosable &= config.train.threads is None and world.device.type == "cpu" and world.size == 1
     if choosable and minutes >= TRIED and torch.get_num_threads() > 1:
         # What the first to be measured pays for, such as memory, counts against one thread.
         tried.insert(0, override(config, ["train.threads=1"]))
@@ -129,10 +135,11 @@ def scheduled(
     speed: Speed = measured,
     *,
     began: float | None = None,
+    settings: Iterable[str] = (),
 ) -> Config:
     """Steps that fill ``train.minutes``, decayed to zero, with everything at matching intervals.
 
-    The threads, too, unless they are set.
+    The threads, too; what the user set stays.
 
     Args:
         config: Settings, fitted to the data.
@@ -140,32 +147,33 @@ def scheduled(
         world: The device.
         speed: Measures a configuration.
         began: When the minutes began, by ``time.perf_counter``; by default now.
+        settings: The user's changes, ``NAME=VALUE``, which ``config`` has already.
     """
+    own = {each.partition("=")[0].strip() for each in settings}
     began = time.perf_counter() if began is None else began
     minutes = config.train.minutes
     assert minutes is not None
-    config, pace = _threaded(config, data, world, minutes, speed)
+    choosable = "train.threads" not in own
+    config, pace = _threaded(config, data, world, minutes, speed, choosable)
     train, left = config.train, 60 * minutes - (time.perf_counter() - began)
     steps = max(1, int(left * (1 - SHARE) / pace))
-    # A held-out value takes DRAWS forward passes an image, a step BACKWARD of them.
-    count = int(SHARE * steps * BACKWARD * train.batch_size / (DRAWS * EVALUATIONS))
     often = max(1, steps // EVALUATIONS)
+    evaluated = train.evaluate_every if "train.evaluate_every" in own else often
+    # A held-out value takes DRAWS forward passes an image, a step BACKWARD of them.
+    count = int(SHARE * evaluated * BACKWARD * train.batch_size / DRAWS)
     grids = int(SHARE * steps * BACKWARD * train.batch_size / (COUNT * STEPS))
     drawn = max(often, steps // grids) if grids and train.sample_every else 0
-    return replace(
-        config,
-        train=replace(
-            train,
-            steps=steps,
-            warmup=min(train.warmup, steps // 10),
-            decay="cosine",
-            log_every=max(1, steps // LINES),
-            evaluate_every=often,
-            evaluate_count=min(max(count, 16), train.evaluate_count),
-            checkpoint_every=often,
-            sample_every=drawn,
-        ),
-    )
+    planned: dict[str, Any] = {
+        "warmup": min(train.warmup, steps // 10),
+        "decay": "cosine",
+        "log_every": max(1, steps // LINES),
+        "evaluate_every": often,
+        "evaluate_count": min(max(count, 16), train.evaluate_count),
+        "checkpoint_every": often,
+        "sample_every": drawn,
+    }
+    free = {name: value for name, value in planned.items() if f"train.{name}" not in own}
+    return replace(config, train=replace(train, steps=steps, **free))
 
 
 def described(config: Config) -> str:

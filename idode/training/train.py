@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -83,7 +84,7 @@ def train(
         The trained run; ``idode.load(run)`` is its model.
     """
     changes = listed(settings)
-    job = _Job(Path(out), data, net, resume, force, progress)
+    job = _Job(Path(out), data, net, changes, resume, force, progress)
     with joined(device) as world:
         agreed = _agreed(
             world,
@@ -148,7 +149,7 @@ def finetune(
         The fine-tuned run.
     """
     changes = listed(settings)
-    job = _Job(Path(out), data, net, resume, force, progress)
+    job = _Job(Path(out), data, net, changes, resume, force, progress)
     with joined(device) as world:
         agreed = _agreed(
             world,
@@ -204,6 +205,7 @@ class _Job:
     out: Path
     data: Data | None
     net: nn.Module | None
+    settings: tuple[str, ...]
     resume: bool
     force: bool
     progress: bool
@@ -247,9 +249,8 @@ class _Job:
         timed = fitted.train.minutes is not None
         if timed:
             new = fitted
-            fitted = _agreed(
-                world, lambda: new if begun else scheduled(new, data, world, began=self.began)
-            )
+            plan = partial(scheduled, new, data, world, began=self.began, settings=self.settings)
+            fitted = _agreed(world, lambda: new if begun else plan())
         before = open_run(self.out) if begun else None
         run = Run(self.out, fitted, data.identity, origin(before, parent))
         trainer = Trainer(run, data, world, start=start, net=self.net)  # writes nothing yet
