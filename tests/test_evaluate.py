@@ -14,8 +14,11 @@ import pytest
 import tiny
 from PIL import Image
 
+import idode
 from idode.cli.main import main
 from idode.errors import InputError
+from idode.likelihood import Uniform
+from idode.likelihood.estimator import LikelihoodSettings
 from idode.runs import pretrained
 from idode.runs.run import Parent, open_run
 from idode.studies.coders import coder_bits
@@ -75,6 +78,22 @@ def test_the_table_of_bounds_has_nine_cells(run: Path, tmp_path: Path) -> None:
     assert cells == [(name, k) for name in names for k in (1, 5, 20)]
 
 
+def test_the_table_of_bounds_refuses_settings_it_has_itself(run: Path, monkeypatch) -> None:
+    monkeypatch.setattr("idode.nets.unet.UNet.forward", None)
+    for name, value in ("n_importance", 5), ("dequantization", Uniform()), ("closed_form", True):
+        settings = LikelihoodSettings(**{name: value})
+        with pytest.raises(InputError, match=f"leave out {name}, or the table"):
+            idode.evaluate(run, settings=settings, table=True, progress=False)
+
+
+def test_a_start_moves_all_rows_of_the_table_of_bounds(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    words = ["--bounds", "--start", "-4", "--limit", "1", "--steps", "4", "--quiet"]
+    assert main(["evaluate", str(run), *words, "--json", str(out)]) == 0
+    ways = [r["settings"]["dequantization"] for r in json.loads(out.read_text())["results"]]
+    assert {way["start"] for way in ways} == {-4.0}
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -95,6 +114,16 @@ def test_the_table_of_bounds_has_nine_cells(run: Path, tmp_path: Path) -> None:
         (["RUN", "--draws", "3"], "draws: must be even and at least 2, got 3"),
         (["RUN", "--start", "9"], "the start must lie on the model's clock"),
         (["RUN", "--dequantization", "none"], "is for continuous data"),
+        (["RUN", "--bounds", "--importance", "5"], "--importance does not go with --bounds"),
+        (
+            ["RUN", "--bounds", "--dequantization", "tn"],
+            "--dequantization does not go with --bounds: leave one of them out",
+        ),
+        (["RUN", "--bounds", "--closed-form"], "--closed-form does not go with --bounds"),
+        (
+            ["RUN", "--steps", "8", "--tolerance", "0.005"],
+            "--tolerance does not go with --steps: leave one of them out",
+        ),
         (["RUN", "--batch-size", "0"], "--batch-size: must be at least 1, got 0"),
         (["RUN", "--device", "toaster"], "device toaster cannot be used"),
     ],

@@ -56,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_settings_arguments(parser)
     parser.add_argument(
         "--bounds", action="store_true",
-        help="the paper's table: three dequantizations by K = 1, 5, 20",
+        help="the paper's table: three dequantizations, and a learned one if there is, by K = 1, "
+        "5, 20",
     )  # fmt: skip
     parser.add_argument(
         "--draws", type=positive, metavar="N",
@@ -137,6 +138,10 @@ def run(args: argparse.Namespace) -> int:
 
     if args.precision is not None:
         _refuse(args, "--precision", ["bounds", "draws"])
+    if args.bounds:
+        _refuse(args, "--bounds", ["importance", "dequantization", "closed_form"])
+    if args.steps is not None:
+        _refuse(args, "--steps", ["tolerance"])
     files = {"--json": args.json, "--journal": args.journal, "--per-image": args.per_image}
     check_different(files)
     for file in (args.json, args.per_image):
@@ -175,7 +180,8 @@ def _refuse(args: argparse.Namespace, what: str, others: list[str]) -> None:
     """Refuse options that do not go with another."""
     for name in others:
         if getattr(args, name):
-            raise InputError(f"--{name} does not go with {what}: leave one of them out")
+            option = name.replace("_", "-")
+            raise InputError(f"--{option} does not go with {what}: leave one of them out")
 
 
 def _arguments(args: argparse.Namespace) -> dict[str, Any]:

@@ -74,7 +74,8 @@ def evaluate(
         precision: Standard error of the test set's mean to reach, in bits/dim, by solving as few
             images as that takes: chosen at random, some on coarse grids, with a regression on
             proxies that all images have. By default all images are solved.
-        settings: How the ODE value is computed.
+        settings: How the ODE value is computed; a table has its own ``n_importance``, and takes
+            of ``dequantization`` the start alone.
         learned: Use the run's learned dequantization (see :func:`idode.fit_dequantizer`).
         table: The paper's table in place of one value: all dequantizations by K = 1, 5, 20.
         draws: Noise levels for each image of the SDE bound.
@@ -199,6 +200,7 @@ def _checked_ways(
             "the table of bounds compares ways from integers to states; this data is continuous"
         )
     if table:
+        _check_table(settings)
         ways = table_rows(own, settings.dequantization)
     elif learned and own is not None:
         start = None if settings.dequantization is None else settings.dequantization.start
@@ -212,6 +214,21 @@ def _checked_ways(
     for way in ways:
         dataclasses.replace(settings, dequantization=way).for_model(model)
     return ways
+
+
+def _check_table(settings: LikelihoodSettings) -> None:
+    """Refuse settings that the rows and columns of the table of bounds have of their own."""
+    way = settings.dequantization
+    given = {
+        "n_importance": settings.n_importance > 1,
+        "dequantization": way is not None and way.start is None,
+        "closed_form": settings.closed_form,
+    }
+    for name in (name for name, there in given.items() if there):
+        raise InputError(
+            f"the table of bounds has all dequantizations by K = 1, 5, 20: leave out {name}, or "
+            "the table"
+        )
 
 
 def table_rows(
