@@ -565,6 +565,7 @@ def test_an_adapted_model_is_evaluated_sampled_and_conditioned_like_any_other() 
 class TestFolders:
     def test_a_model_is_saved_and_read_back_without_a_network(self, tmp_path) -> None:
         ode = idode.load("pretrained:digits", device="cpu")
+        ode.uniform_start = -5.0
         ode.save_pretrained(tmp_path / "mine", data="digits")
         names = {path.name for path in (tmp_path / "mine").iterdir()}
         assert {"config.json", "model.safetensors"} <= names
@@ -573,6 +574,7 @@ class TestFolders:
         assert torch.equal(ode.velocity(x, gamma), again.velocity(x, gamma))
         assert (again.levels, again.shape) == (ode.levels, ode.shape)
         assert (again.gamma_min, again.gamma_max) == (ode.gamma_min, ode.gamma_max)
+        assert again.uniform_start == -5.0
         with pytest.raises(InputError):
             ode.save_pretrained(tmp_path / "mine")
 

@@ -82,6 +82,7 @@ def _config(model: DiffusionODE, out: Path, data: str | None) -> Config:
             clock=(clock.gamma_min, clock.gamma_max),
             levels=model.levels,
             shape=model.shape,
+            uniform_start=model.uniform_start,
             quantization=_quantization_name(model),
         ),
     )
