@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import idode
@@ -19,6 +20,7 @@ from idode.detection.calibrate import detector_of, fit_detector
 from idode.detection.conformal import discoveries, p_values, threshold
 from idode.detection.detector import FILE, Detector, fit_normal
 from idode.detection.images import NamedImages, read_images
+from idode.detection.page import Unusual
 from idode.detection.score import score_images
 from idode.detection.separation import auroc, separation
 from idode.detection.statistics import error_maps, levels_for, measure, statistics_of
@@ -118,6 +120,12 @@ class TestStatistics:
         found = detector.bits(measure(model, images, detector.levels)) - detector.weights[-1]
         np.testing.assert_allclose(maps.mean((1, 2)), found, rtol=1e-3)
 
+    def test_those_of_a_model_in_float64_are_the_same(self, model) -> None:
+        wide = idode.load("pretrained:digits", device="cpu").double()
+        found = (measure(m, DIGITS[:4], levels_for(m)) for m in (wide, model))
+        np.testing.assert_allclose(*found, rtol=1e-3, atol=1e-3)
+        assert fit_detector(wide, DIGITS[:24]).bits_error > 0
+
     def test_the_density_is_that_of_a_normal(self) -> None:
         """Scores of new normal rows are half a chi-square: their mean is F / 2; 5 sigma."""
         rng = np.random.default_rng(3)
@@ -148,6 +156,24 @@ class TestDigits:
         (tmp_path / "d.safetensors").write_bytes(b"no tensors")
         with pytest.raises(InputError, match="calibrate again"):
             Detector.load(tmp_path / "d.safetensors")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_of_more_than_256_levels_keep_their_values(channels: int) -> None:
+    """New ones are as usual as the known; modulo 256 all of them would be flagged."""
+    model = idode.wrap(
+        lambda x, t: 0.9 * x * torch.sigmoid(t / 2).reshape(-1, 1, 1, 1), "noise", "vp",
+        levels=1000, shape=(channels, 8, 8), gamma_min=-14.0, gamma_max=6.0,
+    )  # fmt: skip
+    images = np.random.default_rng(0).integers(0, 1000, (240, channels, 8, 8))
+    read = read_images(images, model)
+    np.testing.assert_array_equal(read.pixels, images)
+    assert read.pixels.dtype == np.uint16
+    detector = fit_detector(model, read.pixels[:200])
+    new = NamedImages(read.names[200:], read.pixels[200:])
+    assert score_images(model, detector, new).flagged.mean() < 0.3
+    shown = Unusual([0], read.pixels[:1], np.zeros((1, 8, 8)), 1000).pictures
+    np.testing.assert_array_equal(shown[0].transpose(2, 0, 1), np.round(images[0] * (255 / 999)))
 
 
 class TestCommands:
@@ -240,6 +266,28 @@ def test_images_of_another_kind_are_refused(model, given, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_the_only_array_of_an_archive_is_read(model, tmp_path: Path) -> None:
+    np.savez(tmp_path / "one.npz", images=DIGITS[:3])
+    np.savez(tmp_path / "two.npz", DIGITS[:3], DIGITS[:3])
+    (tmp_path / "torn.npz").write_bytes((tmp_path / "one.npz").read_bytes()[:-9])
+    np.testing.assert_array_equal(read_images(tmp_path / "one.npz", model).pixels, DIGITS[:3])
+    for name, message in (("two", "holds 2 arrays"), ("torn", "cannot be read")):
+        with pytest.raises(InputError, match=message):
+            read_images(tmp_path / f"{name}.npz", model)
+
+
+def test_a_calibration_is_kept_in_a_file_that_is_a_text(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    how = {"device": "cpu", "progress": False, "limit": 20}
+    kept = idode.calibrate("pretrained:digits", out="d.safetensors", **how)
+    found = idode.score("pretrained:digits", DIGITS[:2], calibration="d.safetensors")
+    assert found.least_p_value == kept.least_p_value == 1 / 11
+    monkeypatch.setattr("idode.detection.calibrate.measure", None)  # nothing is measured in vain
+    for out, message in (("no/d", "there is no folder no for d"), (tmp_path, "is a folder")):
+        with pytest.raises(InputError, match=message):
+            idode.calibrate("pretrained:digits", out=out, **how)
+
+
 def test_other_refusals(model, detector, capsys) -> None:
     with pytest.raises(InputError, match="at least 20"):
         fit_detector(model, DIGITS[:5])
@@ -250,5 +298,7 @@ def test_other_refusals(model, detector, capsys) -> None:
     for limit in (0, -1):
         with pytest.raises(InputError, match=f"limit must be at least 1, got {limit}"):
             idode.calibrate("pretrained:digits", limit=limit, device="cpu")
+        with pytest.raises(InputError, match=f"limit must be at least 1, got {limit}"):
+            idode.score("pretrained:digits", DIGITS[:2], limit=limit, device="cpu")
     assert main(["score", "pretrained:digits", "--known", "digits"]) == 2
     assert "both known and unknown" in capsys.readouterr().err

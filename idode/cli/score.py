@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_argument(parser)
     parser.add_argument(
         "images", metavar="IMAGES", nargs="?",
-        help="a folder, an image, a .npy file, folder:PATH?size=N, or a data set by name",
+        help="a folder, an image, a .npy or .npz file, folder:PATH?size=N, or a data set by name",
     )  # fmt: skip
     parser.add_argument(
         "--known", metavar="IMAGES", help="images that should not be flagged, for a ROC curve"

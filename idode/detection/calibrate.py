@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from idode.data.loading import default_root
 from idode.data.memory import Data
 from idode.detection.detector import FILE, Detector, error_terms, fit_normal
-from idode.detection.images import check_model
+from idode.detection.images import Pixels, check_model
 from idode.detection.statistics import levels_for, measure
 from idode.diffusion.model import DiffusionODE
 from idode.errors import InputError
@@ -38,7 +38,7 @@ def calibrate(
     split: str = "test",
     limit: int | None = None,
     seed: int = 0,
-    out: Path | None = None,
+    out: Path | str | None = None,
     device: str | None = None,
     progress: bool = True,
 ) -> Detector:
@@ -60,6 +60,7 @@ def calibrate(
     opened = open_run(run)
     model = opened.model(best_device(device))
     check_model(model)
+    file = _own_file(opened, model) if out is None else _checked_place(Path(out))
     dataset = opened.load_data(data)
     images = np.asarray(dataset.part(split, LIMIT if limit is None else limit))
     about = {
@@ -69,7 +70,6 @@ def calibrate(
         "split": split,
     }
     found = fit_detector(model, images, seed=seed, about=about, progress=progress)
-    file = out or _own_file(opened, model)
     found.save(file)
     if progress:
         own = opened.path / FILE
@@ -80,7 +80,7 @@ def calibrate(
 
 def fit_detector(
     model: DiffusionODE,
-    images: NDArray[np.uint8],
+    images: Pixels,
     *,
     seed: int = 0,
     about: Mapping[str, str] | None = None,
@@ -141,9 +141,9 @@ def detector_of(run: Run, model: DiffusionODE) -> Detector:
     return _checked(places[0], run, model)
 
 
-def kept_detector(run: Run, model: DiffusionODE, file: Path | None) -> Detector:
+def kept_detector(run: Run, model: DiffusionODE, file: Path | str | None) -> Detector:
     """The detector in a file, or that of the run, refused where it is of other weights."""
-    return detector_of(run, model) if file is None else _checked(file, run, model)
+    return detector_of(run, model) if file is None else _checked(Path(file), run, model)
 
 
 def _checked(file: Path, run: Run, model: DiffusionODE) -> Detector:
@@ -153,6 +153,15 @@ def _checked(file: Path, run: Run, model: DiffusionODE) -> Detector:
             f"{file} belongs to other weights than those of {run.path}: calibrate again"
         )
     return found
+
+
+def _checked_place(out: Path) -> Path:
+    """Refuse a file that cannot be written, before any work is done."""
+    if out.is_dir():
+        raise InputError(f"{out} is a folder: give the name of a file")
+    if not out.parent.is_dir():
+        raise InputError(f"there is no folder {out.parent} for {out.name}: make it first")
+    return out
 
 
 def _own_file(run: Run, model: DiffusionODE) -> Path:

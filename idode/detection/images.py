@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,16 +13,18 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from idode.data import FORMATS, PUBLISHED
-from idode.data.archive import members
-from idode.data.arrays import as_rows, npy_rows
+from idode.data.archive import members, reading
+from idode.data.arrays import as_rows, npy_rows, npz_rows
 from idode.data.images import KNOWN, Images, decode, decode_all, image_members
 from idode.data.loading import load, parse
 from idode.diffusion.model import DiffusionODE
 from idode.errors import InputError
 
-__all__ = ["Given", "NamedImages", "check_model", "read_images"]
+__all__ = ["Given", "NamedImages", "Pixels", "check_model", "read_images"]
 
 Given: TypeAlias = str | Path | ArrayLike | Tensor
+Pixels: TypeAlias = NDArray[np.integer[Any]]
+"""Images ``(N, C, H, W)``; of :func:`read_images` uint8, uint16 above 256 levels."""
 FOLDERS = ("folder", "tar")  # formats of image files, which are read whole and not split
 
 
@@ -29,10 +33,12 @@ class NamedImages:
     """Images ``(N, C, H, W)`` and what to call each."""
 
     names: list[str]
-    pixels: NDArray[np.uint8]
+    pixels: Pixels
 
     def limited(self, count: int | None) -> NamedImages:
         """The first ``count`` of them."""
+        if count is not None and count < 1:
+            raise InputError(f"limit must be at least 1, got {count}")
         return NamedImages(self.names[:count], self.pixels[:count])
 
 
@@ -66,9 +72,8 @@ def check_model(model: DiffusionODE) -> tuple[int, ...]:
 def _from_text(text: str) -> NamedImages:
     path = Path(text)
     kind = text.partition(":")[0].partition("?")[0]
-    if path.suffix == ".npy" and path.is_file():
-        rows = [as_rows(text, block) for member in members(path) for block in npy_rows(member)]
-        array = np.concatenate(rows)
+    if path.suffix in (".npy", ".npz") and path.is_file():
+        array = np.concatenate([as_rows(text, block) for block in _blocks(path)])
         return NamedImages([str(i) for i in range(len(array))], _integers(array, text))
     if path.exists():
         return _files(path, Images())
@@ -84,6 +89,21 @@ def _from_text(text: str) -> NamedImages:
     return NamedImages([str(i) for i in range(len(test))], _integers(test, text))
 
 
+def _blocks(path: Path) -> Iterator[NDArray[Any]]:
+    """Blocks of rows of a ``.npy`` file, or of the only array of a ``.npz`` file."""
+    if path.suffix == ".npy":
+        for member in members(path):
+            yield from npy_rows(member)
+        return
+    with reading(str(path), "save it again as a .npz file"), zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+    if len(names) != 1:
+        raise InputError(
+            f"{path} holds {len(names)} arrays, and the images to score are one: save them alone"
+        )
+    yield from npz_rows(path, str(path), names[0].removesuffix(".npy"))
+
+
 def _files(path: Path, how: Images) -> NamedImages:
     if path.is_file() and path.suffix.lower() in KNOWN:
         return NamedImages([path.name], decode(path.read_bytes(), path.name, how.size)[None])
@@ -93,7 +113,7 @@ def _files(path: Path, how: Images) -> NamedImages:
     return NamedImages([name for name, _ in read], np.stack([pixels for _, pixels in read]))
 
 
-def _integers(array: NDArray[Any], what: str) -> NDArray[np.uint8]:
+def _integers(array: NDArray[Any], what: str) -> Pixels:
     """Integers ``(N, C, H, W)``."""
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise InputError(f"{what}: some values are NaN or infinite, give integers")
@@ -105,7 +125,7 @@ def _integers(array: NDArray[Any], what: str) -> NDArray[np.uint8]:
     return array[:, None] if array.ndim == 3 else array
 
 
-def _fitting(found: NamedImages, model: DiffusionODE, what: str) -> NDArray[np.uint8]:
+def _fitting(found: NamedImages, model: DiffusionODE, what: str) -> Pixels:
     """The pixels, refused where their shape or their values are not those of the model."""
     shape, array = check_model(model), found.pixels
     if tuple(array.shape[1:]) != tuple(shape):
@@ -119,9 +139,9 @@ def _fitting(found: NamedImages, model: DiffusionODE, what: str) -> NDArray[np.u
         raise InputError(
             f"{what} hold values from {array.min()} to {array.max()}, and the model is for "
             f"0..{model.levels - 1}: give images of its kind"
-            + ("" if model.levels > 255 else ", in an array (.npz), since image files hold 0..255")
+            + ("" if model.levels > 255 else ", in a .npy or .npz file: image files hold 0..255")
         )
-    return np.ascontiguousarray(array).astype(np.uint8)
+    return np.ascontiguousarray(array, np.min_scalar_type(model.levels - 1))
 
 
 def _described(shape: tuple[int, ...]) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
-from torch import from_numpy
 
 from idode import __version__
+from idode.batches import to_tensor
 from idode.detection.conformal import Vector, threshold
+from idode.detection.images import Pixels
 from idode.detection.score import Labelled, Scores
 from idode.detection.separation import roc
 from idode.sampling.pictures import to_bytes
@@ -35,11 +35,9 @@ class Unusual:
         levels: Grey levels of the images.
     """
 
-    def __init__(
-        self, order: Sequence[int], images: NDArray[np.uint8], maps: Vector, levels: int
-    ) -> None:
+    def __init__(self, order: Sequence[int], images: Pixels, maps: Vector, levels: int) -> None:
         self.order, self.maps = list(order), maps
-        self.pictures = to_bytes(from_numpy(np.ascontiguousarray(images)), levels)
+        self.pictures = to_bytes(to_tensor(images), levels)
 
 
 def page(
@@ -73,7 +71,7 @@ def histogram(scores: Vector, known: Vector, level: float) -> Figure:
     figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
     ax = figure.add_subplot()
     low, flagged = min(known.min(), scores.min()), threshold(known, level)
-    bulk = max(np.quantile(known, 0.99), np.quantile(scores, 0.75))
+    bulk: float = max(np.quantile(known, 0.99), np.quantile(scores, 0.75))
     if math.isfinite(flagged):
         bulk = max(bulk, flagged)
     edges = np.linspace(low, max(low + 1.25 * (bulk - low), low + 1), 50).tolist()

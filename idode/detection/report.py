@@ -30,7 +30,7 @@ def score_report(
     unknown: Given | None = None,
     level: float = LEVEL,
     rate: float = RATE,
-    calibration: Path | None = None,
+    calibration: Path | str | None = None,
     limit: int | None = None,
     device: str | None = None,
     progress: bool = False,

@@ -112,7 +112,7 @@ def score(
     *,
     level: float = LEVEL,
     rate: float = RATE,
-    calibration: Path | None = None,
+    calibration: Path | str | None = None,
     limit: int | None = None,
     device: str | None = None,
     progress: bool = False,
@@ -122,8 +122,8 @@ def score(
     Args:
         run: A run folder, ``pretrained:NAME`` or ``diffusers:FOLDER``, calibrated by
             :func:`idode.calibrate`.
-        images: A folder, an image, a ``.npy`` file, a data set by name (its test split), or
-            integers ``(N, C, H, W)``.
+        images: A folder, an image, a ``.npy`` file, a ``.npz`` file of one array, a data set by
+            name (its test split), or integers ``(N, C, H, W)``.
         level: Share of known images that may be flagged.
         rate: Share of the flags of ``discovered`` that may be false.
         calibration: Another file of :func:`idode.calibrate`.
@@ -171,7 +171,7 @@ def score_images(
 
 
 def _opened(
-    run: Run | Path | str, calibration: Path | None, device: str | None
+    run: Run | Path | str, calibration: Path | str | None, device: str | None
 ) -> tuple[DiffusionODE, Detector]:
     opened = open_run(run)
     model = opened.model(best_device(device))

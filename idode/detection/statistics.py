@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from idode.batches import IndexedBatches
 from idode.detection.conformal import Vector
+from idode.detection.images import Pixels
 from idode.diffusion.model import DiffusionODE
 from idode.diffusion.objectives import diffuse
 from idode.evaluation.coder_proxies import coder_size
@@ -109,7 +109,7 @@ def statistics_of(levels: Levels) -> list[Statistic]:
 @torch.no_grad()
 def measure(
     model: DiffusionODE,
-    images: NDArray[np.uint8],
+    images: Pixels,
     levels: Levels,
     progress: Callable[[int], None] = lambda count: None,
 ) -> Vector:
@@ -126,8 +126,15 @@ def measure(
     for number, size in enumerate(batches.sizes):
         rows.append(_batch(model, batches.batch(number).values, levels).cpu().numpy())
         progress(size)
-    sizes = np.log(coder_size("PNG", images))
+    sizes = np.log(coder_size("PNG", _writable(images)))
     return np.column_stack([np.concatenate(rows), sizes])
+
+
+def _writable(images: Pixels) -> Pixels:
+    """Images as a PNG file can hold them: channels of 16 bits one below the other, as grey."""
+    if images.dtype == np.uint8:
+        return images
+    return images.reshape(len(images), 1, -1, images.shape[3])
 
 
 def _batch(model: DiffusionODE, pixels: Tensor, levels: Levels) -> Tensor:
@@ -170,9 +177,7 @@ def _noised(
 
 @float32_products()
 @torch.no_grad()
-def error_maps(
-    model: DiffusionODE, images: NDArray[np.uint8], levels: Levels, weights: Vector
-) -> Vector:
+def error_maps(model: DiffusionODE, images: Pixels, levels: Levels, weights: Vector) -> Vector:
     r"""Bits of every pixel, ``(N, H, W)``: :math:`\sum_k w_k(\epsilon - \hat\epsilon)^2/2\ln 2`.
 
     Args:
@@ -191,7 +196,8 @@ def error_maps(
 
 def _clean(model: DiffusionODE, pixels: Tensor) -> Tensor:
     assert model.levels is not None
-    return centres(pixels, model.levels, torch.float32)
+    dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
+    return centres(pixels, model.levels, dtype)
 
 
 def _log_size(x: Tensor) -> Tensor:

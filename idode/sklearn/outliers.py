@@ -11,7 +11,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from idode.detection.calibrate import fit_detector
-from idode.detection.images import check_model, read_images
+from idode.detection.images import Pixels, check_model, read_images
 from idode.detection.statistics import measure
 from idode.diffusion.model import DiffusionODE
 from idode.errors import InputError
@@ -136,7 +136,7 @@ def _opened(model: Any) -> DiffusionODE:  # noqa: ANN401
     return found
 
 
-def _images(x: NDArray[Any], model: DiffusionODE) -> NDArray[np.uint8]:
+def _images(x: NDArray[Any], model: DiffusionODE) -> Pixels:
     """Rows of pixels as images, checked against the model."""
     shape = check_model(model)
     if x.ndim == 2 and x.shape[1] == int(np.prod(shape)):
