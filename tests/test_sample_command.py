@@ -233,6 +233,20 @@ class TestCommand:
         assert capsys.readouterr().err == "idode sample: interrupted\n"
         assert not (tmp_path / "nothing.npz").exists()
 
+    def test_batches_are_kept_until_all_is_written(
+        self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(path: Path, value: object) -> None:
+            raise InputError(f"cannot write {path} (no space left)")
+
+        words = ("--json", str(tmp_path / "a.json"), "--force", "--quiet")
+        with monkeypatch.context() as patch:
+            patch.setattr("idode.cli.tables.write_json", full)
+            assert self.sample(run, tmp_path / "a.npz", *words) == 2
+        monkeypatch.setattr(OdeSampler, "draw", None)  # nothing is drawn again
+        assert self.sample(run, tmp_path / "a.npz", *words) == 0
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.npz"]
+
     def test_fid_can_be_to_other_data_than_that_of_the_run(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     ) -> None:

@@ -281,6 +281,15 @@ class TestBookkeeping:
         assert few.nfe == many.nfe == {"adams": 18, "dpm": 12, "ancestral": 12}[solver]
         assert len(torch.unique(many.x, dim=0)) == 7
 
+    def test_calibrated_steps_do_not_depend_on_how_many_samples_there_are(
+        self, mixture: exact.Mixture
+    ) -> None:
+        model = mixture.ode(VariancePreserving(), *ENDS)
+        one, few, many = (draw(model, n, solver=Adams()) for n in (1, 5, 20))
+        assert one.nfe == few.nfe == many.nfe
+        torch.testing.assert_close(few.x, many.x[:5], atol=1e-12, rtol=0)
+        torch.testing.assert_close(one.x, many.x[:1], atol=1e-12, rtol=0)
+
     def test_likelihoods_do_not_depend_on_the_batch(self, mixture: exact.Mixture) -> None:
         model = mixture.ode(VariancePreserving(), *ENDS)
         how = {"solver": "adams", "steps": 12, "likelihood": True}
@@ -297,7 +306,7 @@ class TestBookkeeping:
 
         class First:
             alone = False
-            waited = False
+            waits, read_by_all = 0, False
 
             def mine(self, number: int) -> bool:
                 return number % 2 == 0
@@ -306,14 +315,18 @@ class TestBookkeeping:
                 pass
 
             def wait(self) -> None:
-                self.waited = True
+                self.waits += 1
+                self.read_by_all = self.waits > 1
 
             def get(self, lo: int, hi: int) -> States | None:
                 assert alone.log_p is not None
+                assert not self.read_by_all  # from then on the other may delete them
                 late = States(alone.x[lo:hi], alone.log_p[lo:hi], alone.nfe)
-                return late if self.waited else None
+                return late if self.waits else None
 
-        shared = sample(model, 9, parts=First(), **how)
+        parts = First()
+        shared = sample(model, 9, parts=parts, **how)
+        assert parts.read_by_all
         torch.testing.assert_close(shared.x, alone.x, rtol=0, atol=1e-9)  # rounding of products
         torch.testing.assert_close(shared.log_p, alone.log_p, rtol=0, atol=1e-9)
 

@@ -104,13 +104,13 @@ def run(args: argparse.Namespace) -> int:
     if not world.writes:
         return 0
     write_samples(args.out, drawn, settings.levels)
-    if drawn.complete:
-        parts.remove()
     figures = _figures(args, drawn, str(device))
     if reference is not None and drawn.complete:
         figures |= reference.figures(drawn.data)
     if args.json is not None:
         write_json(args.json, figures)
+    if drawn.complete:
+        parts.remove()
     if not args.quiet:
         _print(args, figures)
     if not drawn.complete:

@@ -66,7 +66,7 @@ class Parts(Protocol):
         """Whether this process draws the batch of this number."""
 
     def wait(self) -> None:
-        """Return when all processes have drawn theirs."""
+        """Return when all processes are here."""
 
 
 class AllHere:
@@ -143,12 +143,12 @@ def sample(
     assert model.shape is not None
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
     stream = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
-    code = model.path.prior(
-        random.uniforms(range(count), seed=stream, purpose=random.CODE, repeat=0)
-    )
+    # Few samples get the steps that many would, but there are no conditions beyond theirs.
+    known = range(count if condition else max(count, PILOT))
+    code = model.path.prior(random.uniforms(known, seed=stream, purpose=random.CODE, repeat=0))
     everything = SampleBatch(
-        model, model.shape, range(count), stream, n_probes if log_prob else None,
-        dtype or model.dtype, rows_for({**code, **(condition or {})}, count, model.device),
+        model, model.shape, known, stream, n_probes if log_prob else None,
+        dtype or model.dtype, rows_for({**code, **(condition or {})}, len(known), model.device),
     )  # fmt: skip
     chosen = solver if isinstance(solver, Sampler) else OdeSampler(solver or Dopri5())
     kept = parts or AllHere()
@@ -156,7 +156,7 @@ def sample(
     done: dict[int, States] = {}
     fitting = FittingSize(batch_size)
     with torch.no_grad():
-        sampler = chosen.calibrated(everything.part(0, min(count, PILOT)))
+        sampler = chosen.calibrated(everything.part(0, PILOT))
         try:
             for number, (lo, hi) in enumerate(cuts):
                 states = kept.get(lo, hi)
@@ -175,6 +175,7 @@ def sample(
                 if states is None:
                     raise InputError(NOT_SHARED)
                 done[number] = states
+            kept.wait()  # or the first process deletes what others are about to read
         except KeyboardInterrupt:
             if not done or not kept.alone:
                 raise
