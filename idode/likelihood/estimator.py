@@ -58,7 +58,8 @@ class LikelihoodSettings:
         probe: Their distribution.
         solver: Solver of the ODE: Adams on a calibrated grid, or the paper's Dormand-Prince.
         seed: Seed of dequantization and probes.
-        batch_size: Images solved together; it does not change the values.
+        batch_size: Images solved together; it changes the values of Dormand-Prince alone, whose
+            steps follow the whole batch, within its error.
     """
 
     dequantization: Dequantization | None = None
