@@ -29,12 +29,14 @@ from idode.codec.coder import DamagedError
 from idode.codec.coding import model_for
 from idode.codec.compress import compress_files
 from idode.codec.decompress import decompress_files, verify_archive
+from idode.codec.estimate import expected_size
 from idode.codec.extraction import Archive
 from idode.codec.files import Content, check_name, of_array, pack, unpack
 from idode.codec.jobs import Decode, Encode, run_jobs
 from idode.codec.network import one_thread
 from idode.codec.recipes import restore, take_apart
 from idode.data.loading import load
+from idode.errors import DataWarning
 
 MODEL = "pretrained:digits"
 
@@ -123,7 +125,16 @@ def test_what_is_no_image_of_8_bits_is_refused(bad):
 
 def test_images_beyond_the_levels_of_the_model_go_to_ordinary_coders():
     images = np.random.default_rng(0).integers(0, 256, (20, 1, 8, 8), dtype=np.uint8)
-    assert np.array_equal(idode.decompress(idode.compress(images, MODEL)), images)
+    with pytest.warns(DataWarning, match="levels of the model: ordinary coders are used"):
+        data = idode.compress(images, MODEL)
+    assert np.array_equal(idode.decompress(data), images)
+
+
+def test_images_with_their_channels_last_are_said_to_be_of_another_kind(digits):
+    last = digits[:4].transpose(0, 2, 3, 1)
+    with pytest.warns(DataWarning, match=r"\(images \(8, 8, 1\), to 16; model \(1, 8, 8\), 17"):
+        data = idode.compress(last, MODEL)
+    assert np.array_equal(idode.decompress(data), last)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "LA", "P", "1"])
@@ -387,6 +398,49 @@ def test_what_is_missing_is_said(tmp_path, capsys):
     (tmp_path / "text").write_text("text")
     assert main(["compress", "--test", str(tmp_path / "text")]) == 2
     assert "is not an archive of idode" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [["--limit", "3"], ["--split", "train"], ["--split", "test"]])
+def test_a_limit_or_split_of_files_is_refused(folder, tmp_path, capsys, given):
+    where = {"a folder, whose files are all": folder, "a file, which is": folder / "array.npy"}
+    for what, path in where.items():
+        for words in (["--out", str(tmp_path / "x")], ["--dry-run"]):
+            assert main(["compress", str(path), "--model", MODEL, *words, *given]) == 2
+            error = capsys.readouterr().err
+            assert f"{path} is {what} compressed: leave out split and limit" in error
+    assert not (tmp_path / "x").exists()
+
+
+def test_listing_and_testing_write_json_too(archive, tmp_path, capsys):
+    path, out = tmp_path / "x.idode", tmp_path / "r.json"
+    path.write_bytes(archive)
+    assert main(["compress", "--list", str(path), "--json", str(out)]) == 0
+    value = json.loads(out.read_text())
+    assert value["files"][0] == {"name": "digits.npy", "images": [24, 1, 8, 8], "exact": True}
+    assert value["files"][2] == {"name": "note/read me.txt", "images": None, "exact": True}
+    assert (value["bytes"], value["model"]) == (len(archive), MODEL)
+    words = ["compress", "--test", str(path), "--jobs", "1", "--quiet", "--json"]
+    assert main([*words, str(out)]) == 2
+    assert "exists: give another name, or --force" in capsys.readouterr().err
+    assert main([*words, str(out), "--force"]) == 0
+    assert json.loads(out.read_text())["files"] == ["digits.npy", "others.npy", "note/read me.txt"]
+    for option in ("--list", "--test"):
+        assert main(["compress", option, str(path), "--json", str(path), "--force"]) == 2
+        assert f"--json and {option} are the same file" in capsys.readouterr().err
+    assert path.read_bytes() == archive
+
+
+def test_places_are_texts_or_paths(digits, tmp_path):
+    file, out, back = (str(tmp_path / name) for name in ("x.npy", "x.idode", "back"))
+    np.save(file, digits[:6])
+    (tmp_path / "blocks").mkdir()
+    once = {"steps": 2, "jobs": 1, "progress": False}
+    compress_files(file, out, MODEL, cache=str(tmp_path / "blocks"), **once)
+    assert len(list((tmp_path / "blocks").iterdir())) == 1
+    assert verify_archive(out, jobs=1, progress=False) == ["x.npy"]
+    assert decompress_files(out, back, jobs=1, progress=False) == ["x.npy"]
+    assert np.array_equal(np.load(tmp_path / "back" / "x.npy"), digits[:6])
+    assert expected_size(tmp_path / "x.npy", MODEL, steps=2) == expected_size(file, MODEL, steps=2)
 
 
 def test_an_archive_of_a_missing_model_says_so(archive, tmp_path, monkeypatch):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import time
 from pathlib import Path
 
 from idode.cli.parsing import RUN, add_quiet_argument, positive
 from idode.errors import InputError
 
 __all__ = ["add_arguments", "run"]
-
-OTHER_KIND = "no image has the size, channels and levels of the model: ordinary coders are used"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,13 +65,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="data set to fit tables to, for a model without them [that of RUN]",
     )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
-    add_quiet_argument(parser)
+    add_quiet_argument(parser, but="errors, and what --list and --dry-run show")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run ``idode compress``; the exit code."""
+    from idode.cli.tables import check_different, check_output, write_json
+
+    files = {"--json": args.json, "--out": args.out, "--list": args.list, "--test": args.test}
+    check_different(files)
+    check_output(args.json, args.force)
     if args.list is not None:
-        return _list(args.list)
+        return _list(args)
     if args.test is not None:
         return _test(args)
     if args.input is None or args.model is None or (args.out is None and not args.dry_run):
@@ -80,16 +84,11 @@ def run(args: argparse.Namespace) -> int:
             "an input, a model and an output are needed: idode compress INPUT --model RUN --out "
             "FILE.idode"
         )
-    from idode.cli.tables import check_different, check_output, write_json
-
-    check_different({"--json": args.json, "--out": args.out})
-    check_output(args.json, args.force)
     names = ("steps", "jobs", "block", "split", "limit", "data")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if args.dry_run:
         return _estimate(args, given)
-    import time
-
+    from idode.codec.archive import OTHER_KIND
     from idode.codec.compress import compress_files
 
     began = time.perf_counter()
@@ -121,6 +120,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _estimate(args: argparse.Namespace, given: dict[str, object]) -> int:
+    from idode.codec.archive import OTHER_KIND
     from idode.codec.estimate import expected_size
 
     given.pop("jobs", None)
@@ -140,17 +140,21 @@ def _estimate(args: argparse.Namespace, given: dict[str, object]) -> int:
     return 0
 
 
-def _list(path: Path) -> int:
-    from idode.cli.tables import table
+def _list(args: argparse.Namespace) -> int:
+    from idode.cli.tables import table, write_json
     from idode.codec.extraction import Archive, open_archive
 
-    with open_archive(path) as file:
-        archive = Archive(file, str(path))
-        rows = []
+    with open_archive(args.list) as file:
+        archive = Archive(file, str(args.list))
+        rows, figures = [], []
         for entry in archive.entries:
             shape = archive.shape_of(entry)
+            figures.append({"name": entry.name, "images": shape, "exact": entry.exact})
             what = "kept as it is" if shape is None else "x".join(map(str, shape))
             rows.append([entry.name, what, "all bytes" if entry.exact else "pixels, metadata"])
+    if args.json is not None:
+        about = {"bytes": archive.size, "model": archive.model_name}
+        write_json(args.json, {"files": figures, **about})
     print(table(["name", "images", "restores"], rows))
     made = "" if archive.model_name is None else f", made with {archive.model_name}"
     print(f"{len(rows)} files in {archive.size} bytes{made}")
@@ -158,9 +162,13 @@ def _list(path: Path) -> int:
 
 
 def _test(args: argparse.Namespace) -> int:
+    from idode.cli.tables import write_json
     from idode.codec.decompress import verify_archive
 
+    began = time.perf_counter()
     names = verify_archive(args.test, model=args.model, jobs=args.jobs, progress=not args.quiet)
+    if args.json is not None:
+        write_json(args.json, {"files": names, "seconds": time.perf_counter() - began})
     if not args.quiet:
         print(f"{args.test}: all {len(names)} files decode to what was compressed")
     return 0

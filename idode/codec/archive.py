@@ -21,11 +21,22 @@ from idode.codec.jobs import Encode, Progress, run_jobs
 from idode.codec.recipes import Recipe
 from idode.errors import InputError
 
-__all__ = ["BLOCK", "BLOCKS", "FILES", "STEPS", "Group", "Summary", "arrange", "write_archive"]
+__all__ = [
+    "BLOCK",
+    "BLOCKS",
+    "FILES",
+    "OTHER_KIND",
+    "STEPS",
+    "Group",
+    "Summary",
+    "arrange",
+    "write_archive",
+]
 
 STEPS = 25  # of the diffusion, by default
 BLOCK = 1000  # images of a block, by default
 BLOCKS, FILES = b"B", b"F"  # kinds of sections
+OTHER_KIND = "no image has the size, channels and levels of the model: ordinary coders are used"
 
 Shape = tuple[int, int, int]
 

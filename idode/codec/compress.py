@@ -11,6 +11,7 @@ True
 from __future__ import annotations
 
 import io
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from idode.codec.archive import BLOCK, STEPS, Summary, write_archive
+from idode.codec.archive import BLOCK, OTHER_KIND, STEPS, Summary, write_archive
 from idode.codec.coding import AnyModel, Model, model_for
 from idode.codec.files import of_array, of_input
 from idode.codec.jobs import count_processes, progress_bar
 from idode.codec.tables import Tables
 from idode.data.memory import Data
-from idode.errors import InputError
+from idode.errors import DataWarning, InputError
 from idode.progress import LateBar
 from idode.storage import replacing
 
@@ -47,8 +48,10 @@ def compress(
     """Compress images of 8 bits.
 
     Args:
-        images: Integers ``(N, C, H, W)``, or ``(N, H, W)`` of grey images.
-        model: A run, ``pretrained:NAME``, or a model in memory; for images of its shape.
+        images: Integers ``(N, C, H, W)``, or ``(N, H, W)`` of grey images. Others than the model's
+            are compressed by ordinary coders, with a :class:`~idode.errors.DataWarning` where all
+            are.
+        model: A run, ``pretrained:NAME``, or a model in memory.
         tables: Tables of a model in memory, from :func:`idode.codec.tables.fit`.
         steps: Steps of the diffusion: more make a smaller result and take longer.
         block: Images that are decoded together; more make a slightly smaller result.
@@ -72,28 +75,32 @@ def compress(
     contents = [of_array(ARRAY, array.astype(np.uint8))]
     opened = model_for(model, tables)
     with progress_bar("images", progress) as (begin, advance):
-        write_archive(
+        summary = write_archive(
             file, contents, opened, steps=steps, block=_block(block), jobs=jobs, verify=verify,
             progress=advance, begin=begin,
         )  # fmt: skip
+    if not summary.modelled:
+        text = f"{OTHER_KIND} (images {array.shape[1:]}, to {array.max()}; "
+        text += f"model {opened.shape}, {opened.levels} levels)"
+        warnings.warn(text, DataWarning, stacklevel=2)
     return file.getvalue()
 
 
 def compress_files(
     given: str | Path,
-    out: Path | None,
+    out: Path | str | None,
     model: AnyModel,
     *,
     steps: int = STEPS,
     block: int = BLOCK,
     jobs: int | None = None,
     exact: bool = False,
-    split: str = "test",
+    split: str | None = None,
     verify: bool = True,
     force: bool = False,
     progress: bool = True,
     limit: int | None = None,
-    cache: Path | None = None,
+    cache: Path | str | None = None,
     data: Data | None = None,
 ) -> Summary:
     """Compress a folder, a file or a data set into an archive.
@@ -108,7 +115,7 @@ def compress_files(
         block: Images that are decoded together.
         jobs: Processes; by default one for each processor.
         exact: Every byte of every file must come back, not only what it shows.
-        split: Split of a data set: test or train.
+        split: Split of a data set: test, the default, or train.
         verify: Decode every block before the archive gets its name.
         force: Replace an archive that exists.
         progress: Show a bar on stderr.
@@ -117,6 +124,7 @@ def compress_files(
         data: Whose training images the tables of a model that has none are fitted to; by default
             the data of the run.
     """
+    out, cache = _path(out), _path(cache)
     _check_new(out, force)
     contents = of_input(str(given), exact, split, limit)
     opened = _open_model(model, progress, data)
@@ -141,6 +149,10 @@ def compress_files(
 def _open_model(model: AnyModel, progress: bool, data: Data | None) -> Model:
     with LateBar(" noise levels", not progress, name="fitting the tables of the model") as bar:
         return model_for(model, None, bar.update, data)
+
+
+def _path(given: Path | str | None) -> Path | None:
+    return None if given is None else Path(given)
 
 
 def _check_new(out: Path | None, force: bool) -> None:

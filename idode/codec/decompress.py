@@ -48,8 +48,8 @@ def decompress(
 
 
 def decompress_files(
-    path: Path,
-    out: Path,
+    path: Path | str,
+    out: Path | str,
     *,
     model: AnyModel | None = None,
     only: Sequence[str] = (),
@@ -68,6 +68,7 @@ def decompress_files(
         force: Replace files that exist.
         progress: Show a bar on stderr.
     """
+    out = Path(out)
     with open_archive(path) as file:
         archive = Archive(file, str(path))
         entries = [archive.find(name) for name in only] if only else archive.entries
@@ -87,7 +88,11 @@ def decompress_files(
 
 
 def verify_archive(
-    path: Path, *, model: AnyModel | None = None, jobs: int | None = None, progress: bool = True
+    path: Path | str,
+    *,
+    model: AnyModel | None = None,
+    jobs: int | None = None,
+    progress: bool = True,
 ) -> list[str]:
     """Decode every file of an archive and write none; their names."""
     with open_archive(path) as file:

@@ -6,6 +6,7 @@ import io
 import itertools
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -32,19 +33,19 @@ class Expected:
 
 
 def expected_size(
-    given: str,
+    given: str | Path,
     model: AnyModel,
     *,
     steps: int = STEPS,
     block: int = BLOCK,
     exact: bool = False,
-    split: str = "test",
+    split: str | None = None,
     limit: int | None = None,
     seed: int = 0,
     data: Data | None = None,
 ) -> Expected:
     """What ``compress_files`` would write, with the same arguments."""
-    contents = of_input(given, exact, split, limit)
+    contents = of_input(str(given), exact, split, limit)
     opened = model_for(model, data=data)
     groups, _, _ = arrange(contents, opened)
     # Everything but the blocks.

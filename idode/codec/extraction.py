@@ -245,9 +245,9 @@ class Archive:
         return Entry(name, None, 0, check, group, first, count, recipe, exact)
 
 
-def open_archive(path: Path) -> IO[bytes]:
+def open_archive(path: Path | str) -> IO[bytes]:
     """Open a file for reading, or say why not."""
     try:
-        return open_regular(path)
+        return open_regular(Path(path))
     except OSError as error:
         raise InputError(f"cannot read {path} ({error.strerror}): check the path") from None

@@ -48,17 +48,22 @@ def of_file(name: str, data: bytes, exact: bool) -> Content:
 
 
 def of_input(
-    given: str, exact: bool = False, split: str = "test", limit: int | None = None
+    given: str, exact: bool = False, split: str | None = None, limit: int | None = None
 ) -> list[Content]:
     """All files that a path or the name of a data set stands for.
 
     Args:
         given: A folder, a file, or a data spec such as ``cifar10``.
         exact: Every byte of every file must come back, not only what it shows.
-        split: Split of a data set.
+        split: Split of a data set; by default test.
         limit: The first so many images of a data set.
     """
     path = Path(given)
+    if path.exists() and (split is not None or limit is not None):
+        what = "a folder, whose files are all" if path.is_dir() else "a file, which is"
+        raise InputError(
+            f"{given} is {what} compressed: leave out split and limit, which are for data sets"
+        )
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file())
         if not files:
@@ -74,7 +79,7 @@ def of_input(
         raise InputError(
             f"there is no file or folder {given}, and no data set of that name: check the path"
         )
-    dataset = load(given)
+    dataset, split = load(given), split or "test"
     rows = dataset.part(split, limit)
     if rows.ndim != 4 or rows.dtype != np.uint8:
         raise InputError(
