@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from idode.errors import InputError
+from idode.numerics import moved
 
 __all__ = [
     "Batch",
@@ -26,19 +27,24 @@ __all__ = [
 
 T = TypeVar("T")
 
+SIGNED = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
+
 Pixels: TypeAlias = Tensor | npt.NDArray[Any]
 
 
 def to_tensor(rows: Pixels) -> Tensor:
-    """A tensor of the data; integers of an array become int32.
+    """A tensor of the data; integers of an array become int32, or int64 where they are wider.
 
-    A copy of an array, since a memory map is read-only, which torch does not allow; and int32,
-    since torch can hardly do anything with uint16.
+    A copy of an array, since a memory map is read-only, which torch does not allow; and signed,
+    since torch can hardly do anything with uint16. What is beyond int64 becomes negative there,
+    so that no value turns into another pixel.
     """
     if isinstance(rows, Tensor):
-        return rows
-    integer = rows.dtype.kind in "ui"
-    return torch.from_numpy(rows.astype(np.int32) if integer else np.array(rows))
+        return rows.to(SIGNED.get(rows.dtype, rows.dtype))
+    if rows.dtype.kind not in "ui":
+        return torch.from_numpy(np.array(rows))
+    narrow = np.can_cast(rows.dtype, np.int32)
+    return torch.from_numpy(rows.astype(np.int32 if narrow else np.int64))
 
 
 def check_shape(values: Pixels, shape: tuple[int, ...] | None) -> None:
@@ -160,4 +166,4 @@ class IndexedBatches:
         device = self.device or rows.device
         first = self.first_index + lo
         condition = {k: v[lo : lo + self.size].to(device) for k, v in self.condition.items()}
-        return Batch(rows.to(device), list(range(first, first + len(rows))), condition)
+        return Batch(moved(rows, device), list(range(first, first + len(rows))), condition)

@@ -9,6 +9,7 @@ traceback.
 from __future__ import annotations
 
 import difflib
+import operator
 import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
@@ -21,6 +22,7 @@ __all__ = [
     "from_system",
     "one_line",
     "suggestion",
+    "whole",
 ]
 
 T = TypeVar("T")
@@ -43,6 +45,24 @@ def choose(what: str, name: str, table: Mapping[str, T]) -> T:
         near = suggestion(name, table)
         raise InputError(f"no {what} called {name!r}{near}: choose one of {', '.join(table)}")
     return table[name]
+
+
+def whole(name: str, value: object, least: int) -> int:
+    """``value`` as an ``int``, refused unless it is a whole number of at least ``least``.
+
+    >>> whole("count", True, 1)
+    1
+    >>> whole("count", 1.5, 1)
+    Traceback (most recent call last):
+    idode.errors.InputError: count must be a whole number of at least 1, got 1.5
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return number
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -26,6 +26,7 @@ __all__ = [
     "integrate",
     "like",
     "log_mean_exp",
+    "moved",
     "nats_to_bits",
     "per_sample",
     "weighted_sum",
@@ -43,6 +44,17 @@ def home_of_float64(device: torch.device) -> torch.device:
 def double(x: Tensor) -> Tensor:
     """``x`` in float64, on the host where its device has none."""
     return x.to(home_of_float64(x.device)).double()
+
+
+def moved(x: Tensor, device: torch.device | str) -> Tensor:
+    """``x`` on a device, in float32 where that has no float64; the host does not wait for CUDA.
+
+    It waits for the others: they read its memory later, when what was temporary may be gone.
+    """
+    to = torch.device(device)
+    if x.dtype == torch.float64 and home_of_float64(to) != to:
+        x = x.float()
+    return x.to(to, non_blocking=to.type == "cuda")
 
 
 def clock_at(gamma: float, x: Tensor) -> Tensor:
@@ -106,7 +118,7 @@ def like(coefficient: Tensor, x: Tensor) -> Tensor:
     It takes the dtype of ``x`` here and not earlier: coefficients span nine orders of magnitude,
     so they are computed in the precision of the clock.
     """
-    coefficient = coefficient.to(x.dtype).to(x.device, non_blocking=True)
+    coefficient = moved(coefficient.to(x.dtype), x.device)
     return coefficient.reshape(coefficient.shape + (1,) * (x.ndim - coefficient.ndim))
 
 

@@ -686,6 +686,8 @@ def test_labels_go_through_the_journal_with_their_images(saved: str, tmp_path) -
     torch.testing.assert_close(evaluated(first, limit=3).results[0].per_image, values[0][:3])
     with pytest.raises(InputError, match="one row for each of 5 samples"):
         evaluated(first[:4])
+    with pytest.raises(InputError, match="one row for each of 5 samples, got int"):
+        evaluated(3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="leave out the table of bounds and the condition"):
         idode.evaluate(
             saved, data=(images, images), precision=0.1, condition={"labels": first},

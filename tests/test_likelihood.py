@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from conftest import ALL_SCHEDULES
 from how import settings
-from torch import Tensor
+from torch import Tensor, nn
 
 from idode import random
 from idode.batches import Batch
@@ -28,7 +29,7 @@ from idode.likelihood import latents
 from idode.likelihood import log_prob as density
 from idode.likelihood import sde_bound as sde_bound_module
 from idode.likelihood.dequantization import centres
-from idode.likelihood.estimator import LogWeightEstimator
+from idode.likelihood.estimator import LikelihoodSettings, LogWeightEstimator
 from idode.likelihood.sde_bound import SDEBoundEstimator
 from idode.ode.adams import Adams
 from idode.ode.divergence import Gaussian
@@ -228,6 +229,78 @@ def wave_model(shape: tuple[int, ...], levels: int = 17) -> DiffusionODE:
 def images(n: int, shape: tuple[int, ...], levels: int = 17) -> Tensor:
     g = torch.Generator().manual_seed(9)
     return torch.randint(0, levels, (n, *shape), generator=g).to(torch.uint8)
+
+
+@pytest.mark.parametrize("kind", ["uint16", "uint32", "int64"])
+def test_wider_integers_are_the_same_pixels(kind: str) -> None:
+    narrow = images(2, (1, 4, 4))
+    same = narrow.numpy().astype(kind)
+    model = wave_model((1, 4, 4))
+    expected = bits_per_dim(model, narrow).per_image
+    for pixels in (same, torch.from_numpy(same)):
+        assert torch.equal(bits_per_dim(model, pixels).per_image, expected)
+
+
+class Timeless(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class TestTypesOfStates:
+    """Whatever type they come in, states are solved in that of the model, float32 at least."""
+
+    @staticmethod
+    def model() -> DiffusionODE:
+        g = torch.Generator().manual_seed(0)
+        net = Timeless()
+        with torch.no_grad():
+            for p in net.parameters():
+                p.copy_(0.3 * torch.randn(p.shape, generator=g))
+        return wrap(net, "noise", "vp", levels=None, shape=(3,), gamma_min=-6.0)
+
+    def test_float64_arrays_and_half_precision(self) -> None:
+        model, x = self.model(), torch.tensor([[0.5, -1.0, 0.25], [2.0, 0.0, -0.5]])
+        few = Adams(steps=4)
+        expected = density.log_prob(model, x, solver=few).log_p
+        there = latents.encode(model, x, few).x
+        for same in (x.double(), x.double().numpy(), x.half(), x.bfloat16()):
+            assert torch.equal(density.log_prob(model, same, solver=few).log_p, expected)
+            assert torch.equal(latents.encode(model, same, few).x, there)
+
+    def test_gradients_reach_states_of_another_type(self) -> None:
+        x = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+        self.model().log_prob(x, solver=Adams(steps=4)).sum().backward()
+        assert x.grad is not None
+        assert x.grad.dtype == torch.float64
+        assert x.grad.any()
+
+    def test_a_coarse_model_is_refused(self) -> None:
+        model = wave_model((1, 4, 4))
+        model.register_parameter("coarse", nn.Parameter(torch.zeros(1).bfloat16()))
+        x = torch.zeros(2, 1, 4, 4)
+        for work in (
+            lambda: bits_per_dim(model, images(2, (1, 4, 4))),
+            lambda: sde_bound(model, images(2, (1, 4, 4))),
+            lambda: density.log_prob(model, x),
+            lambda: latents.encode(model, x),
+        ):
+            with pytest.raises(InputError, match=r"the model is in torch\.bfloat16.*float\(\)"):
+                work()
+        with pytest.raises(InputError, match=r"dtype is torch\.float16"):
+            sde_bound(model, images(2, (1, 4, 4)), dtype=torch.float16)
+
+    def test_no_states(self) -> None:
+        for work in (density.log_prob, latents.encode, latents.decode):
+            with pytest.raises(InputError, match="there are no states"):
+                work(self.model(), torch.zeros(0, 3))
+            with pytest.raises(InputError, match="give a model, such as"):
+                work("pretrained:digits", torch.zeros(2, 3))
+        with pytest.raises(InputError, match="encode is for states"):
+            latents.encode(self.model(), torch.zeros(2, 3, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 4), (3, 2, 5), (6,), (2, 3)])
@@ -540,9 +613,9 @@ class TestTrouble:
             ({"dequantization": "gauss"}, "no dequantization called 'gauss': choose one of tn"),
             ({"solver": "euler"}, "no solver called 'euler'"),
             ({"closed_form": True, "importance": 5}, "the closed-form entropy is for one draw"),
-            ({"importance": 0}, "n_importance must be at least 1, got 0"),
-            ({"probes": -1}, "n_probes must be at least 0, got -1"),
-            ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+            ({"importance": 0}, "n_importance must be a whole number of at least 1, got 0"),
+            ({"probes": -1}, "n_probes must be a whole number of at least 0, got -1"),
+            ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
             ({"tolerance": -1.0}, "the tolerance must be a positive number, got -1.0"),
             ({"seed": 2**63}, "the seed must fit 64 bits"),
         ],
@@ -551,8 +624,32 @@ class TestTrouble:
         with pytest.raises(InputError, match=message):
             settings(**change)  # type: ignore[arg-type]
 
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"solver": "adams"}, r"solver must be a part such as Adams\(\)"),
+            ({"dequantization": "tn", "closed_form": True}, "dequantization must be a part"),
+            ({"seed": 1.5}, "seed must be a whole number"),
+            ({"n_probes": 1.5}, "n_probes must be a whole number"),
+        ],
+    )
+    def test_settings_of_another_type(self, change: dict[str, Any], message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            LikelihoodSettings(**change)
+
+    def test_settings_take_the_integers_of_numpy(self) -> None:
+        made = LikelihoodSettings(seed=np.int64(3), n_probes=np.int32(2))  # type: ignore[arg-type]
+        assert json.loads(json.dumps(made.to_json()))["seed"] == 3
+
     def test_wrong_data(self) -> None:
         model = wave_model((1, 4, 4))
+        beyond = np.array([[np.nan, 0.0], [0.0, 0.0]])
+        with np.errstate(invalid="ignore"):
+            integers = beyond.astype(np.int64)
+        for wide in (integers, np.array([[0, 2**32]]), np.array([[2**63]], dtype=np.uint64)):
+            for pixels in (wide, torch.from_numpy(wide)):
+                with pytest.raises(InputError, match=r"pixels must lie in 0\.\.16"):
+                    bits_per_dim(model, pixels)
         with pytest.raises(InputError, match="pass the uint8 images"):
             bits_per_dim(model, torch.rand(2, 1, 4, 4))
         with pytest.raises(InputError, match=r"0\.\.16, got 17 in image 1"):

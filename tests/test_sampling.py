@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from conftest import ALL_SCHEDULES
@@ -362,6 +363,18 @@ class TestBookkeeping:
         for count in (0, 2.5, "a"):
             with pytest.raises(InputError, match=f"count must be a whole .* 1, got {count!r}"):
                 draw(model, count)
+        for seed, said in ((1.5, "seed must be a whole"), (2**70, "the seed must fit 64 bits")):
+            with pytest.raises(InputError, match=said):
+                sample(model, 1, seed=seed)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="give a model, such as"):
+            sample("pretrained:digits", 1)  # type: ignore[arg-type]
+
+    def test_a_count_may_be_an_integer_of_numpy(self, mixture: exact.Mixture) -> None:
+        model = mixture.ode(VariancePreserving(), *ENDS)
+        few = Adams(steps=4)
+        assert torch.equal(
+            sample(model, np.int64(2), solver=few).x, sample(model, 2, solver=few).x
+        )
 
     @pytest.mark.parametrize("solver", SAMPLERS)
     def test_a_network_that_answers_nonsense_is_reported(self, solver: str) -> None:

@@ -30,7 +30,7 @@ from idode.likelihood.estimator import LikelihoodSettings, LogWeightEstimator
 from idode.likelihood.latents import encode
 from idode.likelihood.log_prob import DensityField, solve_log_prob
 from idode.nets.unet import UNet
-from idode.numerics import double
+from idode.numerics import double, moved
 from idode.ode.adams import Adams
 from idode.ode.solvers import RK4, CheckedField
 from idode.runs.config import Config
@@ -61,10 +61,18 @@ class NoWaiting(TorchDispatchMode):
 
 
 class NoFloat64(TorchDispatchMode):
-    """Refuses tensors in float64 on Apple's GPUs, which have none."""
+    """Refuses tensors in float64 on Apple's GPUs, which have none.
+
+    And copies to them that nothing waits for: PyTorch reads memory of the host for these later,
+    when what was temporary is gone.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        to = kwargs.get("device")
+        if to is not None and to.type == "mps" and kwargs.get("non_blocking"):
+            raise AssertionError(f"{func} to the device is not waited for")
+        found = func(*args, **kwargs)
         for x in tree_leaves(found):
             if isinstance(x, Tensor) and x.device.type == "mps" and x.dtype == torch.float64:
                 raise AssertionError(f"{func} gives float64 on the device")
@@ -285,9 +293,13 @@ def test_a_device_without_float64_is_given_none() -> None:
             some = SampleBatch(model, model.shape, range(2), 0, n_probes=1)
             states = OdeSampler(Adams(steps=4)).draw(some)
             encode(model, states.x, Adams(steps=4))
+            model.loss(pixels, generator=torch.Generator().manual_seed(0))
+            assert moved(torch.zeros(2, dtype=torch.float64), MPS).dtype == torch.float32
         assert states.x.device == x.device == MPS
         with pytest.raises(AssertionError, match="float64 on the device"):
             x.double()
+        with pytest.raises(AssertionError, match="not waited for"):
+            torch.zeros(2).to(MPS, non_blocking=True)
 
 
 @pytest.mark.parametrize("order", [1, 2])

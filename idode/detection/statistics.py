@@ -26,6 +26,7 @@ from idode.diffusion.model import DiffusionODE
 from idode.diffusion.objectives import diffuse
 from idode.evaluation.coder_proxies import coder_size
 from idode.likelihood.dequantization import centres
+from idode.likelihood.states import state_dtype
 from idode.numerics import clock_at, double, float32_products
 
 __all__ = [
@@ -196,8 +197,7 @@ def error_maps(model: DiffusionODE, images: Pixels, levels: Levels, weights: Vec
 
 def _clean(model: DiffusionODE, pixels: Tensor) -> Tensor:
     assert model.levels is not None
-    dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
-    return centres(pixels, model.levels, dtype)
+    return centres(pixels, model.levels, state_dtype(model))
 
 
 def _log_size(x: Tensor) -> Tensor:

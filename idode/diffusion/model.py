@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # what the methods for users return; see the note in the clas
     from idode.ode.solvers import Solver
     from idode.sampling.samples import Samples
 
-__all__ = ["Condition", "DiffusionODE", "Network"]
+__all__ = ["Condition", "DiffusionODE", "Network", "check_is_model"]
 
 Network = Callable[..., Tensor]
 Condition: TypeAlias = Mapping[str, Tensor]
@@ -223,23 +223,29 @@ class DiffusionODE(nn.Module):
         from idode.diffusion.noise_levels import Designed
         from idode.diffusion.objectives import first_order
         from idode.likelihood.dequantization import clean_data
-        from idode.numerics import nats_to_bits
+        from idode.numerics import home_of_float64, moved, nats_to_bits
 
         check_shape(data, self.shape)
+        if len(data) == 0:
+            raise InputError("there are no samples in the batch: pass at least one")
         given = rows_for(condition, len(data), self.device)
-        x0 = clean_data(to_tensor(data).to(self.device), self.levels, self.dtype)
+        x0 = clean_data(moved(to_tensor(data), self.device), self.levels, self.dtype)
         times = Designed(self.schedule, self.gamma_min, self.gamma_max).draw(len(x0), generator)
-        eps = torch.randn(x0.shape, generator=generator, dtype=x0.dtype).to(x0.device)
+        home = None if generator is None else generator.device
+        eps = torch.randn(x0.shape, generator=generator, dtype=x0.dtype, device=home).to(x0.device)
         code = self.path.encode(
-            x0, lambda n: torch.rand(len(x0), n, generator=generator, dtype=torch.float64)
+            x0,
+            lambda n: torch.rand(
+                len(x0), n, generator=generator, dtype=torch.float64, device=home
+            ),
         )
-        gamma = times.gamma.to(x0.device)
+        gamma = times.gamma.to(home_of_float64(x0.device))
         nats = first_order(self, x0, eps, gamma, condition=code.joined(given))
         weighted = nats / times.density.to(nats) - code.mean_weight.to(nats)
         return nats_to_bits(weighted.mean(), x0[0].numel())
 
     def log_prob(
-        self, x: Tensor, *, clean: bool = False, solver: Solver | None = None,
+        self, x: Pixels, *, clean: bool = False, solver: Solver | None = None,
         n_probes: int | None = None, checkpoint: bool = False, adjoint: bool = False,
         **condition: Tensor,
     ) -> Tensor:  # fmt: skip
@@ -346,3 +352,11 @@ class DiffusionODE(nn.Module):
         from idode.runs.run import load
 
         return load(folder, device="cpu")
+
+
+def check_is_model(model: object) -> None:
+    """Refuse names and runs where a function takes the model itself."""
+    if not isinstance(model, DiffusionODE):
+        raise InputError(
+            f"give a model, such as idode.load('pretrained:digits'), got {type(model).__name__}"
+        )

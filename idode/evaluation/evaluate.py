@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from idode.batches import rows_for
 from idode.data.identity import Identity, mismatch_warning
@@ -94,7 +94,10 @@ def evaluate(
     name, run = str(run.path if isinstance(run, Run) else run), open_run(run)
     dataset = run.load_data(data)
     images, identity = dataset.part(split, limit), dataset.identity
-    given = {name: value[:limit] for name, value in (condition or {}).items()}
+    given = {
+        name: value[:limit] if isinstance(value, Tensor) else value
+        for name, value in (condition or {}).items()
+    }
     rows_for(given, len(images), None)  # refuses what is no tensor, or of another length
     settings = settings or LikelihoodSettings()
     with joined(device) as world:

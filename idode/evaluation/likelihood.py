@@ -24,6 +24,7 @@ from idode.likelihood.bits_per_dim import BitsPerDim, bits_from_draws
 from idode.likelihood.calibration import PILOT, SolverCalibration, calibrate_solver
 from idode.likelihood.estimator import BatchDraws, LikelihoodSettings, LogWeightEstimator
 from idode.likelihood.sde_bound import SDEBound, SDEBoundEstimator
+from idode.likelihood.states import state_dtype
 from idode.numerics import float32_products
 from idode.ode import SOLVERS
 from idode.ode.solvers import Solver
@@ -184,7 +185,7 @@ def bounds(
     if any(k < 1 or most % k for k in importances):
         raise InputError(f"each K must divide the largest, got {list(importances)}")
     _check_data(model, data)
-    dtype = dtype or model.dtype
+    dtype = state_dtype(model, dtype)
     settings = dataclasses.replace(settings or LikelihoodSettings(), n_importance=most)
     estimator = LogWeightEstimator(model, settings.for_model(model), dtype)
     settings, runner = estimator.settings, runner or BatchRunner()
@@ -261,7 +262,8 @@ def sde_bound(
         runner: Knows batches that are done already and shares the others.
     """
     _check_data(model, data)
-    estimator = SDEBoundEstimator(model, draws, distribution, seed, dtype or model.dtype)
+    dtype = state_dtype(model, dtype)
+    estimator = SDEBoundEstimator(model, draws, distribution, seed, dtype)
     batches = IndexedBatches(data, batch_size, first_index, model.device, dict(condition or {}))
     depends = {
         **estimator.identity(),

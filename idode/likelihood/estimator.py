@@ -19,7 +19,7 @@ from torch import Tensor
 from idode import random
 from idode.batches import Batch
 from idode.diffusion.model import Condition, DiffusionODE
-from idode.errors import InputError, NumericalError
+from idode.errors import InputError, NumericalError, whole
 from idode.likelihood import DEQUANTIZATIONS
 from idode.likelihood.dequantization import (
     Continuous,
@@ -37,6 +37,7 @@ from idode.ode.solvers import Solver
 __all__ = ["BatchDraws", "LikelihoodSettings", "LogWeightEstimator", "image_named"]
 
 MOST_DRAWS = 10**6  # K, and repeats: larger numbers are taken for typing errors
+EXAMPLES = {"dequantization": "Uniform()", "probe": "Rademacher()", "solver": "Adams()"}
 MUCH_ROUGHER = 1.5  # corrector gap over the pilot's largest at which an image is solved again
 
 
@@ -73,6 +74,12 @@ class LikelihoodSettings:
     batch_size: int = 64
 
     def __post_init__(self) -> None:
+        for name, example in EXAMPLES.items():
+            if isinstance(getattr(self, name), str):
+                raise InputError(f"{name} must be a part such as {example}, got a text")
+        least = {"n_importance": 1, "repeats": 1, "n_probes": 0, "batch_size": 1, "seed": -(2**63)}
+        for name, low in least.items():
+            object.__setattr__(self, name, whole(name, getattr(self, name), low))
         if self.closed_form and self.n_importance > 1:
             raise InputError(
                 "the closed-form entropy is for one draw: inside the logarithm of "
@@ -83,14 +90,10 @@ class LikelihoodSettings:
             raise InputError(
                 f"a {way.name} dequantization has no closed-form entropy: leave it off"
             )
-        least = {"n_importance": 1, "repeats": 1, "n_probes": 0, "batch_size": 1}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise InputError(f"{name} must be at least {low}, got {getattr(self, name)}")
         for name in ("n_importance", "repeats"):
             if getattr(self, name) > MOST_DRAWS:
                 raise InputError(f"{name} must be at most {MOST_DRAWS}, got {getattr(self, name)}")
-        if not -(2**63) <= self.seed < 2**63:
+        if self.seed >= 2**63:
             raise InputError(f"the seed must fit 64 bits, got {self.seed}")
 
     def for_model(self, model: DiffusionODE) -> LikelihoodSettings:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from idode.batches import check_shape, rows_for
+from idode.batches import Pixels, rows_for
 from idode.diffusion.model import Condition, DiffusionODE
 from idode.likelihood.log_prob import PILOT, DensityField, PathField, check_repeatable
+from idode.likelihood.states import states
 from idode.numerics import double, float32_products
 from idode.ode.adams import Adams
 from idode.ode.divergence import Rademacher
@@ -36,7 +37,7 @@ class Mapped:
 
 def encode(
     model: DiffusionODE,
-    x: Tensor,
+    x: Pixels,
     solver: Solver | None = None,
     condition: Condition | None = None,
     *,
@@ -47,7 +48,7 @@ def encode(
 
     Args:
         model: The diffusion ODE.
-        x: States ``(B, *)`` at ``gamma_min``.
+        x: States ``(B, *)`` at ``gamma_min``, a tensor or an array.
         solver: By default Adams steps, calibrated on the first states.
         condition: Keyword arguments of the network, ``(B, ...)`` each.
         tolerance: Root mean square error of the other end that calibration aims at.
@@ -58,7 +59,7 @@ def encode(
 
 def decode(
     model: DiffusionODE,
-    z: Tensor,
+    z: Pixels,
     solver: Solver | None = None,
     condition: Condition | None = None,
     *,
@@ -72,7 +73,7 @@ def decode(
 @float32_products()
 def _mapped(
     model: DiffusionODE,
-    x: Tensor,
+    x: Pixels,
     solver: Solver | None,
     condition: Condition,
     tolerance: float,
@@ -80,8 +81,8 @@ def _mapped(
     *,
     forward: bool,
 ) -> Mapped:
-    check_shape(x, model.shape)
-    x, condition = x.to(model.device), rows_for(condition, len(x), model.device)
+    x = states(model, x, "encode" if forward else "decode")
+    condition = rows_for(condition, len(x), model.device)
     start, end = (model.gamma_min, model.gamma_max)[:: 1 if forward else -1]
     chosen = solver or _calibrated(model, x.detach(), condition, tolerance, start, end)
     way_back = chosen.reversed()

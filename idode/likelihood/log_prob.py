@@ -18,11 +18,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from idode.batches import check_shape, rows_for
+from idode.batches import Pixels, rows_for
 from idode.diffusion.model import Condition, DiffusionODE
 from idode.errors import InputError
 from idode.likelihood.gradients import CheckpointedField, solve_with_adjoint
 from idode.likelihood.prior import latent_moments, prior_mismatch
+from idode.likelihood.states import states
 from idode.numerics import clock_at, double, float32_products, nats_to_bits, per_sample
 from idode.ode import divergence
 from idode.ode.adams import Adams
@@ -165,7 +166,7 @@ def solve_log_prob(
 @float32_products()
 def log_prob(
     model: DiffusionODE,
-    x: Tensor,
+    x: Pixels,
     *,
     clean: bool = False,
     start: float | None = None,
@@ -187,7 +188,8 @@ def log_prob(
 
     Args:
         model: The diffusion ODE.
-        x: States ``(B, *)`` at ``start``, or clean continuous data; not pixels.
+        x: States ``(B, *)`` at ``start``, or clean continuous data; not pixels. A tensor or an
+            array.
         clean: Whether ``x`` is clean data.
         start: Noise level of the states; by default ``gamma_min``.
         solver: By default Adams steps, calibrated on the first states to 0.005 bits/dim; for
@@ -201,9 +203,9 @@ def log_prob(
         adjoint: For gradients, keep the end of the path alone and solve backwards: memory does
             not grow with the steps, and the gradient has an error of its own.
     """
+    x = states(model, x, "log_prob")
     begin = model.gamma_min if start is None else start
-    _check(model, x, clean=clean, both=checkpoint and adjoint)
-    x = x.to(model.device)
+    _check(model, clean=clean, both=checkpoint and adjoint)
     given, dim = rows_for(condition or {}, len(x), model.device), x[0].numel()
     log_alpha = float(model.schedule.log_alpha(torch.tensor(begin, dtype=torch.float64)))
     x = x * math.exp(log_alpha) if clean else x
@@ -232,16 +234,8 @@ def log_prob(
         return dataclasses.replace(found, log_p=log_p, per_probe=per_probe)
 
 
-def _check(model: DiffusionODE, x: Tensor, *, clean: bool, both: bool) -> None:
+def _check(model: DiffusionODE, *, clean: bool, both: bool) -> None:
     """Refuse what has no log-density."""
-    if not x.is_floating_point():
-        raise InputError(
-            f"log_prob is for states, which are floating point, got {x.dtype}: for pixels use "
-            "bits_per_dim"
-        )
-    if len(x) == 0:
-        raise InputError("there are no states: pass at least one")
-    check_shape(x, model.shape)
     if clean and model.levels is not None:
         raise InputError(
             f"the model is of integer data with {model.levels} levels, which has probabilities "

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from idode import random
 from idode.batches import FittingSize, rows_for
-from idode.diffusion.model import Condition, DiffusionODE
-from idode.errors import InputError, NumericalError
+from idode.diffusion.model import Condition, DiffusionODE, check_is_model
+from idode.errors import InputError, NumericalError, whole
 from idode.likelihood.dequantization import centres
 from idode.numerics import float32_products, nats_to_bits, per_sample
 from idode.ode.dormand_prince import Dopri5
@@ -134,14 +134,15 @@ def sample(
         The samples and their cost. ``Ctrl-C`` returns the batches that are done.
     """
     began = time.perf_counter()
+    check_is_model(model)
     _check(model, count, batch_size, n_probes)
+    generator = _generator(seed)
     if log_prob and model.path.bits:
         raise InputError(
             "a sample of this model has a density given its code only (path.bits): leave log_prob "
             "out, or evaluate the samples with bits_per_dim"
         )
     assert model.shape is not None
-    generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
     stream = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
     # Few samples get the steps that many would, but there are no conditions beyond theirs.
     known = range(count if condition else max(count, PILOT))
@@ -184,6 +185,14 @@ def sample(
     return _samples(model, ordered, count, time.perf_counter() - began)
 
 
+def _generator(seed: int | torch.Generator) -> torch.Generator:
+    if isinstance(seed, torch.Generator):
+        return seed
+    if whole("seed", seed, -(2**63)) >= 2**63:
+        raise InputError(f"the seed must fit 64 bits, got {seed}")
+    return torch.Generator().manual_seed(int(seed))
+
+
 def _check(model: DiffusionODE, count: int, batch_size: int, n_probes: int) -> None:
     """Refuse what cannot be drawn."""
     for name, value, least in (
@@ -191,8 +200,7 @@ def _check(model: DiffusionODE, count: int, batch_size: int, n_probes: int) -> N
         ("batch_size", batch_size, 1),
         ("n_probes", n_probes, 0),
     ):
-        if not isinstance(value, int) or value < least:
-            raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        whole(name, value, least)
     if model.shape is None:
         raise InputError(
             "the model does not know the shape of a sample: pass shape=(channels, height, width) "

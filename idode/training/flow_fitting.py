@@ -23,7 +23,7 @@ from idode.errors import InputError, NumericalError, choose
 from idode.likelihood.learned_dequantization import BASES, Learned
 from idode.likelihood.state_bound import Fading, state_bound
 from idode.nets.bin_flow import BinFlow, BinFlowConfig
-from idode.numerics import home_of_float64, nats_to_bits
+from idode.numerics import home_of_float64, moved, nats_to_bits
 from idode.training.interruption import Interruption
 from idode.training.settings import DequantizerSettings
 
@@ -95,7 +95,7 @@ def fit_flow(
         Loader(train, batches.indices, prepare=for_device(model.device)) as loader,
     ):
         while step < settings.steps and not interruption.requested:
-            pixels = next(loader).to(model.device, non_blocking=True)
+            pixels = moved(next(loader), model.device)
             loss = nats_to_bits(objective(model, learned, pixels, generator).mean(), dim)
             if not bool(torch.isfinite(loss)):
                 raise NumericalError(

@@ -27,7 +27,7 @@ from idode.diffusion.other_noise_levels import NormalGamma, SoftTruncation, abov
 from idode.diffusion.schedules import VariancePreserving
 from idode.errors import InputError, choose
 from idode.likelihood.dequantization import Bins, Uniform, centres, uniform_start
-from idode.numerics import home_of_float64
+from idode.numerics import home_of_float64, moved
 from idode.ode.divergence import Rademacher
 from idode.runs.config import ObjectiveConfig
 from idode.runs.objective_config import NO_REGULARISATION, SimulationConfig
@@ -101,7 +101,7 @@ class Batch:
         clock = home_of_float64(device)
 
         def take(x: Tensor, to: torch.device = device) -> Tensor:
-            return x[rows].to(to, non_blocking=True)
+            return moved(x[rows], to)
 
         return Batch(
             take(self.x0),
