@@ -65,7 +65,8 @@ class DiffusionDensity(DensityMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: ArrayLike, y: object = None) -> Self:
         """Fit the density of the rows of ``X`` ``(n, d)``; ``y`` is ignored."""
-        x = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
+        # Two rows and one held out, by which the mixture is chosen.
+        x = validate_data(self, X, dtype=np.float64, ensure_min_samples=3)
         _check_columns(x, getattr(self, "feature_names_in_", None))
         if not 0 < self.validation_fraction < 1:
             raise InputError(
@@ -80,6 +81,11 @@ class DiffusionDensity(DensityMixin, BaseEstimator):  # type: ignore[misc]
         held[rng.permutation(len(z))[: max(1, round(self.validation_fraction * len(z)))]] = True
         network = None
         if self.max_steps and len(z) >= LEAST_ROWS:
+            if (~held).sum() < max(2, count):
+                raise InputError(
+                    f"validation_fraction={self.validation_fraction} leaves {(~held).sum()} of "
+                    f"{len(z)} rows to fit to: give a smaller one"
+                )
             network = self._fit_network(z[~held], z[held], count, shrinkage, seed)
         self.uses_network_ = network is not None
         # A mixture alone needs no rows held out.

@@ -68,7 +68,7 @@ class DiffusionOutlierDetector(OutlierMixin, BaseEstimator):  # type: ignore[mis
                 f"contamination: must be a number above 0 and at most 0.5, got {share!r}"
             )
         if self.model is None:
-            x = validate_data(self, X, dtype=np.float64, ensure_min_samples=2, allow_nd=True)
+            x = validate_data(self, X, dtype=np.float64, ensure_min_samples=3, allow_nd=True)
             _check_table(x)
             density = DiffusionDensity(max_steps=self.max_steps, random_state=self.random_state)
             self.fitted_: Any = _Table(density.fit(x))
