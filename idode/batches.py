@@ -35,14 +35,15 @@ Pixels: TypeAlias = Tensor | npt.NDArray[Any]
 def to_tensor(rows: Pixels) -> Tensor:
     """A tensor of the data; integers of an array become int32, or int64 where they are wider.
 
-    A copy of an array, since a memory map is read-only, which torch does not allow; and signed,
-    since torch can hardly do anything with uint16. What is beyond int64 becomes negative there,
+    A copy of an array, since a memory map is read-only, which torch does not allow; in the order
+    of bytes of this machine, the only one torch knows; and signed, since torch can hardly do
+    anything with uint16. What is beyond int64 becomes negative there,
     so that no value turns into another pixel.
     """
     if isinstance(rows, Tensor):
         return rows.to(SIGNED.get(rows.dtype, rows.dtype))
     if rows.dtype.kind not in "ui":
-        return torch.from_numpy(np.array(rows))
+        return torch.from_numpy(rows.astype(rows.dtype.newbyteorder("=")))
     narrow = np.can_cast(rows.dtype, np.int32)
     return torch.from_numpy(rows.astype(np.int32 if narrow else np.int64))
 

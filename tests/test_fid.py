@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 import types
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor
 
 from idode.data import load
+from idode.data.memory import from_arrays
 from idode.errors import InputError
-from idode.sampling.features import digits_features, inception_features
+from idode.sampling.features import digits_features, inception_features, pixel_features
 from idode.sampling.fid import (
     FeatureStatistics,
     FIDReference,
@@ -145,6 +147,13 @@ class TestDigits:
         assert fid(data.train[:200], known, features) == pytest.approx(direct, rel=1e-12)
         assert digits_features() is features
 
+    @pytest.mark.parametrize("dtype", ["<u2", ">u2", ">i4", ">i8"])
+    def test_integers_of_any_kind_are_the_same_images(self, dtype: str) -> None:
+        rows, features = load("digits").test[:40], digits_features()
+        usual = statistics_of(rows, features)
+        found = statistics_of(rows.astype(dtype), features)
+        assert torch.equal(found.scatter, usual.scatter)
+
     def test_training_it_again_gives_the_same_network(self) -> None:
         pixels = torch.from_numpy(np.array(load("digits").test[:5]))
         before = digits_features()(pixels)
@@ -188,6 +197,31 @@ class TestReference:
         second = FIDReference.for_data(data)
         assert len(calls) == before
         assert second.fid(data.test) == first.fid(data.test)
+
+    def test_stored_statistics_are_of_the_same_data_alone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The hash is of the values, which other levels, splits and shapes may share."""
+        monkeypatch.setenv("IDODE_DATA", str(tmp_path))
+        rows, test = tiny.images(), tiny.images()[:2]
+        shared = [
+            from_arrays(rows[:40], rows[40:], 4),
+            from_arrays(rows[:40], rows[40:], 16),
+            from_arrays(rows[:8], rows[8:], 4),
+            from_arrays(rows[:40].reshape(-1, 1, 2, 8), rows[40:].reshape(-1, 1, 2, 8), 4),
+        ]
+        assert len({data.identity.sha256 for data in shared}) == 1
+        for data in shared:
+            features = pixel_features(data.levels or 0)
+            found = FIDReference(data, "pixels", features, stored=True)
+            samples = test.reshape(-1, *data.shape)
+            assert found.fid(samples) == fid(samples, data.train, features)
+        kept = set((tmp_path / "features").iterdir())
+        assert len(kept) == 4
+        renamed = dataclasses.replace(shared[0].identity, name="renamed", version="other")
+        again = dataclasses.replace(shared[0], identity=renamed)
+        _ = FIDReference(again, "pixels", pixel_features(4), stored=True).train
+        assert set((tmp_path / "features").iterdir()) == kept
 
     def test_continuous_data_has_none(self) -> None:
         data = tiny.dataset(np.zeros((20, 2), np.float32), levels=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 import shutil
@@ -183,6 +184,9 @@ class TestPairs:
         table = evaluate(run, limit=2, settings=ROUGH, table=True, progress=False)
         with pytest.raises(InputError, match="evaluate both on the same"):
             paired_difference(first, train)
+        levels = dataclasses.replace(first, data=dataclasses.replace(first.data, levels=200))
+        with pytest.raises(InputError, match="evaluate both on the same"):
+            paired_difference(first, levels)
         with pytest.raises(InputError, match="leave out the table"):
             paired_difference(first, table)
 

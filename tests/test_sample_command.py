@@ -19,12 +19,14 @@ from PIL import Image
 import idode
 from idode.cli.main import main
 from idode.cli.tables import write_file
+from idode.data import load
 from idode.errors import InputError
 from idode.runs.config import Config, fit, override
 from idode.runs.presets import PRESETS
 from idode.runs.run import Run, build_net, save_model
 from idode.sampling.features import Features
 from idode.sampling.pictures import grid, png
+from idode.sampling.reading import read_samples
 from idode.sampling.samplers import OdeSampler, SampleBatch
 
 
@@ -339,6 +341,23 @@ class TestFid:
             values.append(json.loads(file.read_text())["fid"])
         assert values[0] == pytest.approx(values[1], rel=1e-9)
         assert "FID by digits features" in capsys.readouterr().out
+
+    def test_arrays_of_16_bits_are_judged(self, tmp_path: Path) -> None:
+        values = []
+        for name, dtype in (("small", np.uint8), ("wide", np.uint16)):
+            np.savez(tmp_path / name, data=load("digits").test[:20].astype(dtype))
+            file = tmp_path / f"{name}.json"
+            judged = ["fid", str(tmp_path / f"{name}.npz"), "--against", "digits", "--quiet"]
+            assert main([*judged, "--json", str(file)]) == 0
+            values.append(json.loads(file.read_text())["fid"])
+        assert values[0] == values[1]
+
+    def test_pictures_of_16_bits_have_their_own_white(self, tmp_path: Path) -> None:
+        for i, grey in enumerate((0, 20000, 65535)):
+            Image.fromarray(np.full((8, 8), grey, np.uint16)).save(tmp_path / f"{i}.png")
+        for levels, middle in ((17, 5), (256, 78), (65536, 20000)):
+            images = read_samples(tmp_path, levels)
+            assert images[:, 0, 0, 0].tolist() == [0, middle, levels - 1]
 
     @pytest.mark.parametrize(
         ("arrays", "told"),

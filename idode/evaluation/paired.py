@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from idode.data.identity import same_data
 from idode.data.memory import Data
 from idode.errors import InputError
 from idode.evaluation.evaluate import evaluate
@@ -85,7 +86,7 @@ def paired_difference(first: Evaluation, second: Evaluation) -> PairedDifference
     for evaluation in (first, second):
         if len(evaluation.results) != 1:
             raise InputError("a difference is of two values: leave out the table of bounds")
-    if (first.data.sha256, first.split) != (second.data.sha256, second.split):
+    if not same_data(first.data, second.data) or first.split != second.split:
         raise InputError(
             f"the evaluations are of other data ({first.split} split of {first.data}, and "
             f"{second.split} split of {second.data}): evaluate both on the same"

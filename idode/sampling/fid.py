@@ -9,9 +9,11 @@ nothing is squared, so a covariance of low rank loses no digits and no result is
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from idode.batches import to_tensor
 from idode.data.arrays import npz_arrays
 from idode.data.loading import default_root
 from idode.data.prepared import Dataset
@@ -138,9 +141,7 @@ def statistics_of(
         raise InputError("there are no images to compute features of: pass at least one")
     total: FeatureStatistics | None = None
     for lo in range(0, len(images), batch_size):
-        chunk = images[lo : lo + batch_size]
-        # A copy: slices of a memory map are read-only, which torch does not allow.
-        batch = chunk if isinstance(chunk, Tensor) else torch.from_numpy(np.array(chunk))
+        batch = to_tensor(images[lo : lo + batch_size])
         with torch.no_grad():
             part = FeatureStatistics.of(features(batch))
         total = part if total is None else total.merged(part)
@@ -232,8 +233,10 @@ class FIDReference:
         images: Images = getattr(self.data, split)
         if not self.stored:
             return statistics_of(images, self.features)
-        name = f"{self.network}-{self.data.identity.sha256[:16]}-{split}.npz"
-        path = default_root() / "features" / name
+        # All that makes two data sets the same, see same_data, but not what they are called.
+        values = replace(self.data.identity, name="", version="").to_json()
+        digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+        path = default_root() / "features" / f"{self.network}-{digest[:16]}-{split}.npz"
         if path.exists():
             return FeatureStatistics.load(path)
         found = statistics_of(images, self.features)

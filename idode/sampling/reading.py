@@ -22,8 +22,9 @@ def read_samples(path: Path, levels: int) -> NDArray[Any]:
     """Images ``(N, C, H, W)`` with integers in ``0..levels-1``.
 
     Args:
-        path: A folder of image files, whose 0..255 stand for all levels; or a ``.npz`` file with
-            an array ``data`` or ``arr_0``, ``(N, C, H, W)`` or ``(N, H, W, C)``, of levels.
+        path: A folder of image files, whose range, 0..255 or of 16 bits 0..65535, stands for all
+            levels; or a ``.npz`` file with an array ``data`` or ``arr_0``, ``(N, C, H, W)`` or
+            ``(N, H, W, C)``, of levels.
         levels: Levels of the data they are samples of.
     """
     if path.is_dir():
@@ -31,7 +32,8 @@ def read_samples(path: Path, levels: int) -> NDArray[Any]:
         if not pictures:
             raise InputError(f"{path} holds no images: give a folder of PNG files, or FILE.npz")
         small = np.uint8 if levels <= 256 else np.int32
-        return np.round(np.stack(pictures) * ((levels - 1) / 255)).astype(small)
+        white = np.iinfo(pictures[0].dtype).max
+        return np.round(np.stack(pictures) * ((levels - 1) / white)).astype(small)
     if path.suffix != ".npz" or not path.exists():
         raise InputError(f"there are no samples at {path}: give a folder of images, or FILE.npz")
     images = _array(path)
