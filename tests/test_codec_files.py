@@ -31,7 +31,7 @@ from idode.codec.compress import compress_files
 from idode.codec.decompress import decompress_files, verify_archive
 from idode.codec.estimate import expected_size
 from idode.codec.extraction import Archive
-from idode.codec.files import Content, check_name, of_array, pack, unpack
+from idode.codec.files import Content, check_name, of_array, of_input, pack, unpack
 from idode.codec.jobs import Decode, Encode, run_jobs
 from idode.codec.network import one_thread
 from idode.codec.recipes import restore, take_apart
@@ -322,6 +322,17 @@ def test_a_folder_comes_back_whole(folder, tmp_path, capsys):
     assert all(name in listed for name in files_of(folder))
     assert main(["compress", "--test", str(out), "--jobs", "1"]) == 0
     assert "all 27 files decode" in capsys.readouterr().out
+
+
+def test_a_linked_folder_is_in_the_archive_and_what_leads_nowhere_is_told(tmp_path):
+    for place in ("elsewhere/deep", "in/.hidden"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "a.txt").write_text(place)
+    (tmp_path / "in" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "in" / "lost").symlink_to(tmp_path / "gone")
+    with pytest.warns(DataWarning, match=r"left out \(1, the first is .*/lost\)"):
+        found = of_input(str(tmp_path / "in"))
+    assert [content.name for content in found] == [".hidden/a.txt", "linked/deep/a.txt"]
 
 
 def test_several_processes_code_and_decode_as_one_does(digits, monkeypatch, tmp_path):

@@ -16,7 +16,7 @@ from idode.data.cifar import read_cifar10
 from idode.data.idx import read_idx
 from idode.data.imagenet import read_imagenet32, read_imagenet32_old
 from idode.data.images import Images
-from idode.errors import InputError
+from idode.errors import DataWarning, InputError
 
 RNG = np.random.default_rng(0)
 
@@ -268,6 +268,35 @@ def test_folders_called_train_and_test_are_the_splits(name, tmp_path):
     found = collect(Images().read(tmp_path))
     np.testing.assert_array_equal(found["train"], images[:2])
     np.testing.assert_array_equal(found["test"], images[2:3])
+
+
+def test_linked_folders_are_read_and_loops_end(tmp_path):
+    images = noise(6, 1, 5, 5)
+    names = ["in/test/a.png", "in/test/b.png", *(f"elsewhere/{n}.png" for n in (2, 10, 11, 12))]
+    write_folder(tmp_path, {n: png(i) for n, i in zip(names, images, strict=True)})
+    (tmp_path / "in" / "train").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "itself").symlink_to(".")
+    (tmp_path / "in" / "test" / "up").symlink_to("..")
+    found = collect(Images().read(tmp_path / "in"))
+    np.testing.assert_array_equal(found["train"], images[2:])
+    np.testing.assert_array_equal(found["test"], images[:2])
+
+
+def test_two_links_to_one_folder_are_two_folders(tmp_path):
+    write_folder(tmp_path, {"elsewhere/a.png": png(noise(1, 5, 5))})
+    (tmp_path / "in").mkdir()
+    for name in ("train", "test"):
+        (tmp_path / "in" / name).symlink_to(tmp_path / "elsewhere")
+    found = collect(Images().read(tmp_path / "in"))
+    np.testing.assert_array_equal(found["train"], found["test"])
+
+
+def test_links_that_lead_nowhere_are_told(tmp_path):
+    write_folder(tmp_path, {f"in/test/{i}.png": png(noise(1, 5, 5)) for i in range(10)})
+    (tmp_path / "in" / "train").symlink_to(tmp_path / "elsewhere")
+    with pytest.warns(DataWarning, match=r"lead nowhere are left out \(1, the first is .*/train"):
+        load(f"folder:{tmp_path / 'in'}", tmp_path / "cache")
 
 
 def test_formats_modes_and_palettes_are_understood(tmp_path):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from idode.codec.coder import DamagedError
 from idode.codec.packed_arrays import array_recipe
 from idode.codec.recipes import Recipe, take_apart
+from idode.data.archive import walk
 from idode.errors import InputError
 
 __all__ = ["Content", "check_name", "of_array", "of_input", "pack", "unpack"]
@@ -65,7 +66,7 @@ def of_input(
             f"{given} is {what} compressed: leave out split and limit, which are for data sets"
         )
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.is_file())
+        files = sorted(walk(path, keep=bool))  # hidden ones too
         if not files:
             raise InputError(f"{given} holds no files: give a folder of images")
         return [of_file(p.relative_to(path).as_posix(), _read(p), exact) for p in files]

@@ -17,7 +17,7 @@ import re
 import tarfile
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, cast
@@ -37,6 +37,7 @@ __all__ = [
     "official_members",
     "open_packed",
     "reading",
+    "walk",
 ]
 
 ATTRIBUTES = (
@@ -132,19 +133,38 @@ def check_source(path: Path) -> None:
         raise InputError(f"{path} is neither a file nor a folder: give one of them")
 
 
-def walk(path: Path) -> list[Path]:
-    """All visible files below a folder; a warning names what may not be read."""
+def walk(path: Path, keep: Callable[[str], bool] = visible) -> list[Path]:
+    """All files below a folder and in folders it links to; warnings name what is left out.
+
+    Args:
+        path: The folder.
+        keep: Which names of files and folders count.
+    """
     hidden: list[str] = []
-    found = []
-    for folder, inner, files in os.walk(path, onerror=lambda e: hidden.append(str(e.filename))):
-        inner[:] = [name for name in inner if visible(name)]
-        found += [Path(folder, name) for name in files if visible(name)]
+    found: list[Path] = []
+    every = os.walk(path, onerror=lambda e: hidden.append(str(e.filename)), followlinks=True)
+    for folder, inner, files in every:
+        if _leads_back(Path(folder), path):
+            inner.clear()
+            continue
+        inner[:] = filter(keep, inner)
+        found += [Path(folder, name) for name in files if keep(name)]
     if str(path) in hidden:
         raise InputError(f"{path} may not be read: ask for permission or give another folder")
     for name in hidden:
         text = f"the folder {name} may not be read: its files are left out"
         warnings.warn(text, DataWarning, stacklevel=2)
+    if broken := [file for file in found if not file.exists()]:
+        first = f"{len(broken)}, the first is {min(broken)}"
+        text = f"links that lead nowhere are left out ({first}): mend or remove them"
+        warnings.warn(text, DataWarning, stacklevel=2)
     return [file for file in found if file.is_file()]
+
+
+def _leads_back(folder: Path, top: Path) -> bool:
+    """Whether links have led from ``top`` to a folder that the way has been through."""
+    above = len(folder.parts) - len(top.parts)
+    return any(folder.samefile(passed) for passed in folder.parents[:above])
 
 
 def folder_members(path: Path) -> Iterator[Member]:
