@@ -29,6 +29,8 @@ from idode.likelihood.bits_per_dim import BitsPerDim
 from idode.likelihood.estimator import LikelihoodSettings
 from idode.numerics import like
 from idode.ode.adams import Adams
+from idode.runs.run import open_run
+from idode.runs.sharing import save_pretrained
 
 VP, SP, VE = SCHEDULES["vp"], SCHEDULES["sp"], SCHEDULES["ve"]
 LEVELS = 17
@@ -78,14 +80,17 @@ def v(x: Tensor, eps: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
     return alpha * eps - sigma * clean(x, eps, alpha, sigma)
 
 
-def same(model: idode.DiffusionODE, data: exact.Mixture, schedule: Schedule) -> None:
+def same(
+    model: idode.DiffusionODE, data: exact.Mixture, schedule: Schedule, **condition: Tensor
+) -> None:
     """The model is the perfect one of this data, at states all along its clock, to 1e-5."""
     low, high = model.gamma_min, min(model.gamma_max, 8.0)
     gamma = torch.linspace(low, high, 7, dtype=torch.float64)
     eps = torch.randn(7, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x = like(schedule.alpha(gamma), eps) * data.means[0] + like(schedule.sigma(gamma), eps) * eps
     truth = convert(data.noise(x, gamma, schedule), x, gamma, schedule, NOISE, VELOCITY)
-    torch.testing.assert_close(model.velocity(x, gamma), truth, atol=1e-5, rtol=1e-5)
+    found = model.velocity(x, gamma, **condition)
+    torch.testing.assert_close(found, truth, atol=1e-5, rtol=1e-5)
 
 
 def scheduler(kind: str, **config: object) -> object:
@@ -221,6 +226,27 @@ class TestDenoisingDiffusionPytorch:
         thing.sigma_min, thing.sigma_max = 0.002, 80.0
         thing.preconditioned_network_forward = net.forward
         same(idode.adapt(thing, levels=LEVELS), LATTICE.mixture, VE)
+
+    def test_classifier_free_guidance(self) -> None:
+        """Always on [-1, 1]; its network drops labels at random unless it is told not to."""
+
+        class Unet(Perfect):
+            cond_drop_prob = 0.5
+
+            def forward(  # type: ignore[override]
+                self, x: Tensor, time: Tensor, classes: Tensor, cond_drop_prob=None,
+                cond_keep_mask=None,
+            ) -> Tensor:  # fmt: skip
+                share = self.cond_drop_prob if cond_drop_prob is None else cond_drop_prob
+                dropped = torch.rand(len(x)) < share
+                shift = classes.masked_fill(dropped, 1).to(x)
+                return super().forward(x, time) + shift[:, None]
+
+        thing = Diffusion(Unet(scaled(-1, 1), VP, table_gamma, noise), "pred_noise", True)
+        del thing.normalize
+        model = idode.adapt(thing, levels=LEVELS, verbose=False)
+        for name in ("labels", "classes"):
+            same(model, LATTICE.mixture, VP, **{name: torch.zeros(7, dtype=torch.long)})
 
     def test_self_conditioning_and_learned_times_are_refused(self) -> None:
         net = Perfect(scaled(-1, 1), VP, table_gamma, noise)
@@ -577,6 +603,25 @@ class TestFolders:
         assert again.uniform_start == -5.0
         with pytest.raises(InputError):
             ode.save_pretrained(tmp_path / "mine")
+
+    def test_a_model_is_replaced_only_once_the_new_one_is_there(
+        self, tmp_path, monkeypatch
+    ) -> None:
+        ode, place = idode.load("pretrained:digits", device="cpu"), tmp_path / "mine"
+        ode.save_pretrained(place)
+        before = {path.name: path.read_bytes() for path in place.iterdir()}
+
+        def full(*given: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("idode.runs.sharing.save_model", full)
+            with pytest.raises(OSError, match="No space"):
+                save_pretrained(ode, place, data="digits", force=True)
+        assert {path.name: path.read_bytes() for path in place.iterdir()} == before
+        save_pretrained(ode, place, data="digits", force=True)
+        assert {path.name for path in place.iterdir()} == set(before)
+        assert open_run(place).config.data == "digits"
 
     def test_other_peoples_networks_are_theirs_to_save(self, tmp_path) -> None:
         model = idode.wrap(nn.Identity(), "noise", "vp")

@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from idode.adapters.convention import Convention, Named, refuse_time_table, without_variances
+from idode.adapters.convention import (
+    Convention,
+    Named,
+    refuse_time_table,
+    signature,
+    without_variances,
+)
 from idode.diffusion.clocks import LogSNR, NoiseLevel, TableTime
 from idode.diffusion.wrapping import DataRange
 from idode.errors import InputError, choose
@@ -49,28 +55,40 @@ def read(thing: Any) -> Convention:  # noqa: ANN401
         ends = [-float(thing.log_snr(torch.tensor([t]))) for t in (0.0, 1.0)]
         predicts = "normalized-velocity" if "VParam" in type(thing).__name__ else "noise"
         return Convention(
-            kind, Named(net, _call), predicts, "vp", LogSNR(*ends), 256, "[-1, 1]", _shape(thing),
+            kind, _named(net), predicts, "vp", LogSNR(*ends), 256, "[-1, 1]", _shape(thing),
             remarks=("told log SNR",),
         )  # fmt: skip
     steps = len(thing.alphas_cumprod)
     refuse_time_table(net, steps)
     sequence = hasattr(thing, "seq_length")
-    in_range: DataRange = "[-1, 1]" if float(thing.normalize(torch.zeros(()))) < 0 else "[0, 1]"
     return Convention(
         kind,
-        Named(net, _call),
+        _named(net),
         choose("objective", thing.objective, OBJECTIVES),
         "vp",
         TableTime(thing.alphas_cumprod),
         None if sequence else 256,
-        "bin-centres" if sequence else in_range,
+        "bin-centres" if sequence else _range(thing),
         _shape(thing),
         remarks=(f"a table of {steps} steps", thing.objective),
     )
 
 
-def _call(net: Any, x: Tensor, time: Tensor, **condition: Tensor) -> Tensor:  # noqa: ANN401
-    return without_variances(net(x, time, **condition), x)
+def _range(thing: Any) -> DataRange:  # noqa: ANN401
+    """Where its pixels lie; the diffusion with guidance has no choice and no attribute for it."""
+    normalize = getattr(thing, "normalize", None)
+    return "[-1, 1]" if normalize is None or float(normalize(torch.zeros(()))) < 0 else "[0, 1]"
+
+
+def _named(net: Any) -> Named:  # noqa: ANN401
+    """The network; one with guidance would forget labels at random in evaluation mode too."""
+    known = signature(net)
+    certain = {"cond_drop_prob": 0.0} if "cond_drop_prob" in known else {}
+
+    def call(n: Any, x: Tensor, time: Tensor, **condition: Tensor) -> Tensor:  # noqa: ANN401
+        return without_variances(n(x, time, **condition, **certain), x)
+
+    return Named(net, call, {"labels": "classes"} if "classes" in known else {})
 
 
 def _shape(thing: Any) -> tuple[int, ...] | None:  # noqa: ANN401

@@ -17,7 +17,7 @@ from idode.errors import InputError
 from idode.nets.mlp import MLP
 from idode.nets.unet import UNet
 from idode.runs.config import Config, ModelConfig
-from idode.runs.folder import claim, clear
+from idode.runs.folder import claim, writing_run
 from idode.runs.run import Run, save_model
 
 __all__ = ["save_pretrained", "write_pretrained"]
@@ -37,8 +37,8 @@ def save_pretrained(
     """
     config, out = _config(model, Path(folder), data), Path(folder)
     claim(out, force=force)
-    clear(out)
-    return _written(model, out, config)
+    with writing_run(out, force=force):
+        return _written(model, out, config)
 
 
 def write_pretrained(model: DiffusionODE, folder: Path) -> Run:
