@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ SPLIT_KEYS = (("train", "test"), ("x_train", "x_test"))
 MAX_CHANNELS = 4
 MAX_AXES, MAX_LISTED = 8, 20
 MAX_BLOCK_CELLS = 1 << 18
+SEVERAL = re.compile(r"[\s,;]+")  # between the numbers of a cell that is not one
 MISSING = frozenset(["", "na", "n/a", "nan", "null", "none", "?", "-"])  # in lower case
 HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -216,6 +218,11 @@ def _refuse(cells: list[str], header: list[str], place: str) -> NoReturn:
         raise InputError(
             f"{where} {f'holds {cell!r}' if cell else 'is empty'}, a missing value, which has no "
             "density: fill it in, or drop the row or the column"
+        )
+    if _numbers(SEVERAL.split(cell)) is not None:
+        raise InputError(
+            f"{where} holds {cell[:40]!r}, which is not one number: write numbers with a decimal "
+            "point, and separate them by commas, semicolons or tabs"
         )
     raise InputError(
         f"{where} holds {cell[:40]!r}, and every cell must be a number: categories have no "
