@@ -267,7 +267,8 @@ class TestTypesOfStates:
         few = Adams(steps=4)
         expected = density.log_prob(model, x, solver=few).log_p
         there = latents.encode(model, x, few).x
-        for same in (x.double(), x.double().numpy(), x.half(), x.bfloat16()):
+        swapped = x.numpy().astype(">f4")
+        for same in (x.double(), x.double().numpy(), swapped, x.half(), x.bfloat16()):
             assert torch.equal(density.log_prob(model, same, solver=few).log_p, expected)
             assert torch.equal(latents.encode(model, same, few).x, there)
 
