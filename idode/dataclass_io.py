@@ -36,6 +36,8 @@ def at_least(config: object, **limits: float) -> None:
     """Refuse a field below its limit; written so that NaN is refused too."""
     for name, low in limits.items():
         value = getattr(config, name)
+        if not isinstance(value, int | float | None):
+            raise InputError(f"{name}: must be a number, got {value!r:.80}")
         if value is not None and not (low <= value <= LARGEST):
             finite = "" if value < low else " and finite"
             raise InputError(f"{name}: must be at least {low:g}{finite}, got {value!s:.80}")

@@ -258,6 +258,13 @@ class TestDenoisingDiffusionPytorch:
         with pytest.raises(InputError, match=r"1000 times up in a learned table \(time\)"):
             idode.adapt(Diffusion(net, "pred_noise", True))
 
+    @pytest.mark.parametrize("name", ["label_emb", "classes_emb", "y_embedder"])
+    def test_a_thousand_classes_are_no_table_of_times(self, name: str) -> None:
+        net = Perfect(scaled(-1, 1), VP, table_gamma, noise)
+        setattr(net, name, nn.Embedding(1000, 2))
+        model = idode.adapt(Diffusion(net, "pred_noise", True), levels=LEVELS, verbose=False)
+        same(model, LATTICE.mixture, VP)
+
 
 class TestGuidedDiffusion:
     """A pair of network and GaussianDiffusion, whose table is an array of numpy."""

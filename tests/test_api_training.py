@@ -152,7 +152,7 @@ class TestSettings:
         [
             ({"settings": ["train.lr"]}, "write NAME=VALUE, such as train.lr=1e-3"),
             ({"settings": ["train.lr=fast"]}, "^train.lr=fast: must be a number$"),
-            ({"steps": 0}, "steps: must be at least 1, got 0"),
+            ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
             ({"resume": True, "force": True}, "give one of them"),
             ({"config": "digit"}, "no preset called 'digit'"),
             ({"config": None}, "no preset is given: choose one of digits"),
@@ -282,6 +282,9 @@ def test_a_published_checkpoint_becomes_a_run(tmp_path: Path) -> None:
     assert run == open_run(tmp_path / "run")
     with pytest.raises(idode.InputError, match="is not empty"):
         import_checkpoint(str(file), out=str(tmp_path / "run"))
+    assert run.config.model.shape[1:] == (32, 32)
+    with pytest.raises(idode.InputError, match="leave out the size"):
+        import_checkpoint(file, out=tmp_path / "other", data="digits", size=64)
 
 
 def test_a_dequantizer_is_fitted_to_data_in_memory(tmp_path: Path, capsys) -> None:

@@ -9,6 +9,7 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,6 +156,8 @@ class TestCommand:
             (["--seeds", "0,x"], "--seeds must be whole numbers"),
             (["--seeds", "-1"], "seed"),
             (["--preset", "tigers"], "no preset called 'tigers'"),
+            (["--set", "train.minutes=1"], "train.minutes is not for all trainings"),
+            (["--set", "train.seed=7"], "train.seed is not for all trainings"),
             (["--control"], "give its number of steps as finetune"),
             (["--json", "no/such/folder/x.json"], "make it first"),
         ],
@@ -368,6 +371,26 @@ class TestPython:
         (code,) = fences(ROOT / "docs" / "compare.md", "python")
         exec(code, {})
         assert "comparison/compare.html" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        "wrong", [{"systems": "vdm"}, {"seeds": 3}, {"settings": "train.lr=1e-3"}, {"limit": "4"}]
+    )
+    def test_texts_and_numbers_are_no_lists(self, spec, tmp_path, wrong: dict[str, Any]) -> None:
+        given = self.arguments(tmp_path / "out", data=spec, progress=False) | wrong
+        with pytest.raises(InputError, match="in brackets|a whole number"):
+            compare(**given)
+
+    def test_a_run_that_cut_its_batches_is_the_same(
+        self, spec, done: Path, tmp_path: Path, monkeypatch
+    ) -> None:
+        out = shutil.copytree(done, tmp_path / "out")
+        config = out / "vdm" / "seed-0" / "config.json"
+        text = config.read_text()
+        assert '"accumulate": 1' in text
+        config.write_text(text.replace('"accumulate": 1', '"accumulate": 2', 1))
+        monkeypatch.setattr(Trainer, "train", None)
+        found = compare(["vdm"], **self.arguments(out, data=spec, progress=False))
+        assert [row.name for row in found.rows] == ["vdm"]
 
     def test_bad_input_raises_the_sentence_of_the_program(self, spec, done: Path, capsys) -> None:
         for systems, more, words in (

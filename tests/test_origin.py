@@ -8,6 +8,7 @@ import json
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,11 @@ from forking import forks
 
 from idode.cli.main import main
 from idode.errors import InputError
+from idode.runs.config import override
 from idode.runs.run import Parent, Run, open_run
 from idode.training import checkpoint
+from idode.training.finetuning import finetuned
+from idode.training.train import train
 from idode.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -204,6 +208,9 @@ class TestNew:
         (["train", "digits", "--steps", "0"], "--steps: must be at least 1, got 0"),
         (["train", "digits", "--seed", "-1"], "--seed: must be at least 0, got -1"),
         (["train", "digits", "--set", "train.steps=0"], "steps: must be at least 1, got 0"),
+        (["train", "digits", "--set", "model.levels=16"], "model.levels follows from the data"),
+        (["train", "digits", "--data", "npy:nosuch.npy", "--dry-run"], "nosuch.npy"),
+        (["finetune", "RUN", "--data", "npy:nosuch.npy", "--dry-run"], "nosuch.npy"),
         (["finetune", "RUN", "--steps", "-2"], "--steps: must be at least 1, got -2"),
         (["finetune", "RUN", "--ratio", "-0.5"], "--ratio: must be at least 0, got -0.5"),
         (["finetune", "RUN", "--probes", "0"], "--probes: must be at least 1, got 0"),
@@ -220,6 +227,34 @@ def test_a_flag_is_called_by_its_name(
     assert main([*given, "--out", str(tmp_path / "out")]) == 2
     assert message in refused(capsys)
     assert not (tmp_path / "out").exists()
+
+
+def test_images_that_were_trained_on_are_not_held_out_later(trained: Path, capsys) -> None:
+    before = (trained / "config.json").read_bytes()
+    words = ["train", "--resume", "--out", str(trained), "--steps", "30"]
+    assert main([*words, "--set", "train.hold_out=2"]) == 2
+    assert "hold_out=2" in refused(capsys)
+    assert (trained / "config.json").read_bytes() == before
+
+
+def test_a_dry_run_is_of_the_data_that_is_given(trained: Path, capsys) -> None:
+    data = open_run(trained).config.data or ""
+    for words in (["train", "digits"], ["finetune", str(trained)]):
+        assert main([*words, "--data", data, "--dry-run", "--quiet"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert (shown["data"], shown["net"]["levels"]) == (data, 4)
+
+
+def test_a_rate_of_zero_can_be_fine_tuned(trained: Path) -> None:
+    config = override(open_run(trained).config, ["train.lr=0", "finetune.lr=1e-3"])
+    assert finetuned(config).train.matrix_lr == config.train.matrix_lr
+
+
+@pytest.mark.parametrize("wrong", [{"steps": "5"}, {"seed": 0.5}, {"steps": 0}])
+def test_numbers_in_python_are_numbers(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=f"{next(iter(wrong))} must be a whole number"):
+        train("digits", out=tmp_path / "run", progress=False, **wrong)
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_help_of_finetune_says_whose_values_are_the_defaults(capsys) -> None:

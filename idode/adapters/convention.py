@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,8 @@ __all__ = [
     "signature",
     "without_variances",
 ]
+
+CLASSES = re.compile(r"class|label|(^|[._])y_")  # in names of embeddings
 
 
 @dataclass(frozen=True)
@@ -89,9 +92,13 @@ def signature(net: Any) -> list[str]:  # noqa: ANN401
 
 
 def refuse_time_table(net: Any, steps: int) -> None:  # noqa: ANN401
-    """Refuse a network with one learned vector for each of its integer times."""
+    """Refuse a network with one learned vector for each of its integer times.
+
+    ImageNet has as many classes as most diffusions have steps: tables of classes go by their name.
+    """
     for name, module in net.named_modules() if isinstance(net, nn.Module) else ():
-        if isinstance(module, nn.Embedding) and module.num_embeddings == steps:
+        table = isinstance(module, nn.Embedding) and module.num_embeddings == steps
+        if table and not CLASSES.search(name):
             raise InputError(
                 f"the network looks its {steps} times up in a learned table ({name}), which says "
                 "nothing between integers: a diffusion ODE needs a network of continuous time"

@@ -42,13 +42,20 @@ def run(args: argparse.Namespace) -> int:
     given |= {"ratio": args.ratio, "probes": args.probes, "unbiased": args.unbiased}
 
     import time
+    from dataclasses import replace
 
+    from idode.data.loading import load
+    from idode.runs.config import fit
     from idode.runs.run import open_run
     from idode.training.resolve import finetuning_config
     from idode.training.train import finetune
 
     if args.dry_run:
-        print_settings(finetuning_config(open_run(args.run), **given), args.quiet)
+        config = finetuning_config(open_run(args.run), **given)
+        if args.data is not None:
+            found = load(args.data)
+            config = fit(replace(config, data=args.data), found.levels, found.shape)
+        print_settings(config, args.quiet)
         return 0
     began = time.perf_counter()
     tuned = finetune(

@@ -122,11 +122,13 @@ def _settings(
 
     config = training_config(preset, suited=asked, **given)
     begun = given["resume"] and given["out"] is not None and holds_run(given["out"])
-    if config.train.minutes is None or begun:
+    if begun or (config.train.minutes is None and data is None):
         return config
     name = _given(data or config.data)
     found = load(name)
     fitted = fit(replace(config, data=name), found.levels, found.shape)
+    if config.train.minutes is None:
+        return fitted
     return scheduled(fitted, found, world(), began=began, settings=given["settings"])
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from idode.data.format import Chunks, SplitName
 from idode.data.identity import Identity, content_hash
-from idode.errors import InputError, choose
+from idode.errors import InputError, choose, whole
 from idode.storage import read_json, scratch_folder, write_atomically
 
 __all__ = ["IDENTITY", "Dataset", "Split", "open_prepared", "prepare"]
@@ -106,7 +106,7 @@ def levels_of(rows: NDArray[Any], levels: int | None) -> int | None:
         if levels is not None:
             raise InputError(f"levels={levels} given for floats: leave it out, or save integers")
         return None
-    if levels is not None and not 2 <= levels <= 65536:
+    if levels is not None and not 2 <= whole("levels", levels, 0) <= 65536:
         raise InputError(f"levels={levels} is out of range: give 2 to 65536")
     return levels or NATIVE_LEVELS.get(rows.dtype, 256)
 

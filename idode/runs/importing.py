@@ -7,7 +7,7 @@ from pathlib import Path
 from idode.data.memory import Data, as_dataset, spec_of
 from idode.diffusion.predictors import PREDICTORS
 from idode.diffusion.schedules import SCHEDULES
-from idode.errors import InputError, choose
+from idode.errors import InputError, choose, whole
 from idode.nets.flax_format import read
 from idode.nets.unet import UNet
 from idode.nets.vdm_weights import infer_config, learned_gamma_range, to_state_dict
@@ -19,6 +19,7 @@ __all__ = ["import_checkpoint"]
 
 # The clock of every published U-Net, whatever noise schedule was learned beside it.
 GAMMAS = (-13.3, 5.0)
+SIDE = 32  # of an image, where nothing says it
 
 
 def import_checkpoint(
@@ -30,7 +31,7 @@ def import_checkpoint(
     raw: bool = False,
     data: Data | None = None,
     levels: int = 256,
-    size: int = 32,
+    size: int | None = None,
     force: bool = False,
 ) -> Run:
     """Convert a published checkpoint to a run.
@@ -43,12 +44,15 @@ def import_checkpoint(
         raw: Take the last weights instead of the averaged ones.
         data: The data it was trained on, if known.
         levels: Grey levels of a pixel.
-        size: Side of an image in pixels.
+        size: Side of an image in pixels; by default that of the data, 32 without.
         force: Replace the run in that folder.
     """
     file, out = Path(file), Path(out)
     # What costs nothing is refused before a large file is read.
     claim(out, force=force)
+    if data is not None and size is not None:
+        raise InputError(f"data and size={size} are given: leave out the size, which data has")
+    side = SIDE if size is None else whole("size", size, 1)
     choose("schedule", schedule, SCHEDULES)
     choose("predictor", predictor, PREDICTORS)
     tree = read(file)
@@ -67,7 +71,7 @@ def import_checkpoint(
             gamma_max=gamma_max,
             clock=None if learned is None else GAMMAS,
             levels=levels,
-            shape=(net.channels, size, size),
+            shape=(net.channels, side, side),
         ),
     )
     diffusion_ode(UNet(net), config)  # ranges are refused before anything is written

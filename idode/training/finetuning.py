@@ -51,7 +51,7 @@ def finetuned(
             steps=further.steps,
             accumulate=max(train.accumulate, further.accumulate),
             lr=train.lr if further.lr is None else further.lr,
-            matrix_lr=train.matrix_lr * (1 if further.lr is None else further.lr / train.lr),
+            matrix_lr=train.matrix_lr * _share(train.lr, further.lr),
             minutes=None,
             # An optimiser and an average that go on are warm already.
             warmup=0 if further.continues else train.warmup,
@@ -59,6 +59,11 @@ def finetuned(
             compile=False,
         ),
     )
+
+
+def _share(before: float, after: float | None) -> float:
+    """By which the rate of matrices changes with the other one; where that was 0, it stays."""
+    return 1.0 if after is None or before == 0 else after / before
 
 
 def starting_state(run: Run, continues: bool, net: nn.Module | None = None) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from idode.data.identity import same_data
 from idode.data.loading import names_data
-from idode.errors import InputError, choose
+from idode.errors import InputError, choose, whole
 from idode.nets.config import CustomNetConfig
 from idode.runs.config import Config, fit, override
 from idode.runs.folder import claim
@@ -30,6 +30,10 @@ __all__ = [
     "origin",
     "training_config",
 ]
+
+
+FOLLOWED = {"model.levels", "model.shape", "net.channels", "net.features", "net.levels"}
+"""Settings that are taken from the data."""
 
 
 def training_config(
@@ -183,8 +187,13 @@ def _changes(
     number = isinstance(minutes, int | float) and not isinstance(minutes, bool)
     if minutes is not None and not (number and 0 < minutes < math.inf):
         raise InputError(f"minutes={minutes!r}: must be a number above 0")
+    for name, count, least in (("steps", steps, 1), ("seed", seed, 0)):
+        if count is not None:
+            whole(name, count, least)
     short = {"train.steps": steps, "train.seed": seed, "train.minutes": minutes}
     given = dict(each.partition("=")[::2] for each in settings)
+    if followed := sorted(given.keys() & FOLLOWED):
+        raise InputError(f"{followed[0]} follows from the data: leave it out, or give other data")
     given |= {name: f"{value:g}" for name, value in short.items() if value is not None}
     if "train.steps" in given and "train.minutes" in given:
         raise InputError(
@@ -226,6 +235,11 @@ def _resumed(run: Run, changes: list[str]) -> Config:
             "resumed; start another run for others"
         )
     done = max(checkpoint.steps(run.checkpoints), default=0)
+    if done and config.train.hold_out > run.config.train.hold_out:
+        raise InputError(
+            f"hold_out={config.train.hold_out}: {run.path} holds {run.config.train.hold_out} "
+            "samples out and has trained on the others: hold out more in a run of its own"
+        )
     if config.train.minutes != run.config.train.minutes and done >= config.train.steps:
         raise InputError(
             f"{run.path} has done all of its {done} steps: give a larger number of steps to go on"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from idode.errors import InputError
+from idode.errors import InputError, whole
 
 __all__ = ["DequantizerSettings"]
 
@@ -30,7 +30,6 @@ class DequantizerSettings:
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("batch_size", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if not (math.isfinite(self.lr) and self.lr > 0):
+            whole(name, getattr(self, name), least)
+        if not (isinstance(self.lr, int | float) and 0 < self.lr < math.inf):
             raise InputError(f"lr must be positive, got {self.lr}")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,6 +30,7 @@ from idode.studies.comparison.plan import Plan
 from idode.studies.comparison.results import measured_with
 from idode.studies.comparison.settings import MeasurementSettings
 from idode.studies.comparison.summary import Comparison, summarise
+from idode.training.resolve import listed
 
 __all__ = ["compare"]
 
@@ -83,11 +85,11 @@ def compare(
     """
     folder = Path(out)
     plan = Plan(
-        systems=distinct(COMPARED) if systems is None else tuple(systems),
-        seeds=tuple(seeds),
+        systems=distinct(COMPARED) if systems is None else _several("systems", systems),
+        seeds=_several("seeds", seeds),
         preset=preset,
         data=None if data is None else spec_of(data),
-        settings=tuple(settings),
+        settings=listed(settings),
         steps=steps,
         finetune=finetune,
         control=control,
@@ -121,6 +123,13 @@ def compare(
         if world.writes:
             _write(found)
     return found
+
+
+def _several(what: str, values: object) -> tuple[Any, ...]:
+    """Several of something; a text would be taken apart into letters."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise InputError(f"{what} is a list, got {values!r}: put it in brackets")
+    return tuple(values)
 
 
 def _not_shared(folder: Path, plan: Plan) -> str:

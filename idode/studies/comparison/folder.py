@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from idode.data.identity import Identity
+from idode.data.identity import Identity, same_data
 from idode.errors import InputError
-from idode.runs.config import to_json
+from idode.runs.config import Config, override, to_json
 from idode.runs.folder import clear
 from idode.runs.run import holds_run, open_run
 from idode.storage import read_json, write_atomically
@@ -57,13 +57,18 @@ def check_folder(out: Path, plan: Plan, identity: Identity) -> None:
         folder = entry.folder(out)
         if holds_run(folder):
             run = open_run(folder)
-            _check_same(folder, to_json(run.config), to_json(plan.config(entry, identity)))
+            _check_same(folder, _planned(run.config), _planned(plan.config(entry, identity)))
             began = run.identity
-            if began is not None and began.sha256 != identity.sha256:
+            if began is not None and not same_data(began, identity):
                 raise InputError(
                     f"{folder} was trained on other data ({began}) than is given ({identity}): "
                     "give its own, or another folder"
                 )
+
+
+def _planned(config: Config) -> dict[str, Any]:
+    """Settings without the number of pieces, which a run chooses where memory runs out."""
+    return to_json(override(config, ["train.accumulate=1"]))
 
 
 def _check_same(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

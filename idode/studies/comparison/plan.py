@@ -95,6 +95,12 @@ class Plan:
             raise InputError(
                 f"{same} and {again[0]} are the same training here (math.md): give one of them"
             )
+        named = {each.partition("=")[0].strip() for each in self.settings}
+        if ours := sorted(named & {"train.minutes", "train.seed"}):
+            raise InputError(
+                f"{ours[0]} is not for all trainings of a comparison: leave it out, and give "
+                "steps and seeds, which have arguments of their own"
+            )
         if self.finetune < 0:
             raise InputError(f"finetune must be at least 0, got {self.finetune}")
         if self.control and not self.finetune:

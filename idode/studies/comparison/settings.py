@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from idode.errors import InputError
+from idode.errors import InputError, whole
 
 __all__ = ["MeasurementSettings"]
 
@@ -29,7 +29,6 @@ class MeasurementSettings:
 
     def __post_init__(self) -> None:
         for name, least in (("limit", 1), ("draws", 2), ("samples", 2)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if not 0 < self.tolerance < math.inf:
+            whole(name, getattr(self, name), least)
+        if not (isinstance(self.tolerance, int | float) and 0 < self.tolerance < math.inf):
             raise InputError(f"tolerance must be above 0, got {self.tolerance}")
