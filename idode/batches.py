@@ -37,8 +37,8 @@ def to_tensor(rows: Pixels) -> Tensor:
 
     A copy of an array, since a memory map is read-only, which torch does not allow; in the order
     of bytes of this machine, the only one torch knows; and signed, since torch can hardly do
-    anything with uint16. What is beyond int64 becomes negative there,
-    so that no value turns into another pixel.
+    anything with uint16. What is beyond int64 wraps to a negative number,
+    which is never a valid pixel.
     """
     if isinstance(rows, Tensor):
         return rows.to(SIGNED.get(rows.dtype, rows.dtype))
@@ -73,7 +73,9 @@ def rows_for(
                 f"{name!r} is passed on to the network, so it must be a tensor with one row for "
                 f"each of {count} samples, got {found}"
             )
-    return {name: value.to(device) for name, value in condition.items()}
+    if device is None:
+        return dict(condition)
+    return {name: moved(value, device) for name, value in condition.items()}
 
 
 @dataclass(frozen=True)
@@ -166,5 +168,5 @@ class IndexedBatches:
         rows = to_tensor(self.values[lo : lo + self.size])
         device = self.device or rows.device
         first = self.first_index + lo
-        condition = {k: v[lo : lo + self.size].to(device) for k, v in self.condition.items()}
+        condition = {k: moved(v[lo : lo + self.size], device) for k, v in self.condition.items()}
         return Batch(moved(rows, device), list(range(first, first + len(rows))), condition)

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from idode.errors import InputError
+from idode.errors import InputError, is_number
 
 __all__ = ["at_least", "at_most", "field_types", "new_field", "parse", "table"]
 
@@ -36,7 +36,7 @@ def at_least(config: object, **limits: float) -> None:
     """Refuse a field below its limit; written so that NaN is refused too."""
     for name, low in limits.items():
         value = getattr(config, name)
-        if not isinstance(value, int | float | None):
+        if value is not None and not is_number(value):
             raise InputError(f"{name}: must be a number, got {value!r:.80}")
         if value is not None and not (low <= value <= LARGEST):
             finite = "" if value < low else " and finite"

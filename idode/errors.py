@@ -12,14 +12,17 @@ import difflib
 import operator
 import unicodedata
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import TypeVar
 
 __all__ = [
     "DataWarning",
     "InputError",
     "NumericalError",
+    "checked_seed",
     "choose",
     "from_system",
+    "is_number",
     "one_line",
     "suggestion",
     "whole",
@@ -63,6 +66,22 @@ def whole(name: str, value: object, least: int) -> int:
     if number < least:
         raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}")
     return number
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a number, also one of NumPy's."""
+    return isinstance(value, Real)
+
+
+def checked_seed(value: object, end: int = 2**63) -> int:
+    """A seed as an ``int``, refused unless it fits 64 bits, signed by default."""
+    try:
+        seed = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        seed = end
+    if not -(2**63) <= seed < end:
+        raise InputError(f"the seed must be a whole number of 64 bits, got {value!r}")
+    return seed
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

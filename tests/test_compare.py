@@ -158,6 +158,7 @@ class TestCommand:
             (["--preset", "tigers"], "no preset called 'tigers'"),
             (["--set", "train.minutes=1"], "train.minutes is not for all trainings"),
             (["--set", "train.seed=7"], "train.seed is not for all trainings"),
+            (["--set", "model.levels=5"], "model.levels follows from the data"),
             (["--control"], "give its number of steps as finetune"),
             (["--json", "no/such/folder/x.json"], "make it first"),
         ],

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from idode.data import load
+from idode.data.archive import walk
 from idode.data.cifar import read_cifar10
 from idode.data.idx import read_idx
 from idode.data.imagenet import read_imagenet32, read_imagenet32_old
@@ -278,9 +279,23 @@ def test_linked_folders_are_read_and_loops_end(tmp_path):
     (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "in")
     (tmp_path / "in" / "itself").symlink_to(".")
     (tmp_path / "in" / "test" / "up").symlink_to("..")
-    found = collect(Images().read(tmp_path / "in"))
+    (tmp_path / "in" / "out").symlink_to(tmp_path)
+    with pytest.warns(DataWarning, match=r"above or read already are left out \(4, the first is"):
+        found = collect(Images().read(tmp_path / "in"))
     np.testing.assert_array_equal(found["train"], images[2:])
     np.testing.assert_array_equal(found["test"], images[:2])
+
+
+@pytest.mark.filterwarnings("ignore:links that lead to a folder")
+def test_folders_that_link_to_each_other_are_read_once_more_at_most(tmp_path):
+    names = "abcdef"
+    write_folder(tmp_path, {f"in/{n}/{n}.png": png(noise(1, 5, 5)) for n in names})
+    for one in names:
+        for other in set(names) - {one}:
+            (tmp_path / "in" / one / f"to-{other}").symlink_to(tmp_path / "in" / other)
+    found = walk(tmp_path / "in")
+    assert {file.name for file in found} == {f"{n}.png" for n in names}
+    assert len(found) <= 2 * len(names)
 
 
 def test_two_links_to_one_folder_are_two_folders(tmp_path):

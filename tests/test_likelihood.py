@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from conftest import ALL_SCHEDULES
 from how import settings
@@ -34,6 +35,8 @@ from idode.likelihood.sde_bound import SDEBoundEstimator
 from idode.ode.adams import Adams
 from idode.ode.divergence import Gaussian
 from idode.ode.dormand_prince import Dopri5
+from idode.runs.run import build_net, diffusion_ode
+from idode.sampling.samples import sample
 
 
 @pytest.mark.once
@@ -262,15 +265,29 @@ class TestTypesOfStates:
                 p.copy_(0.3 * torch.randn(p.shape, generator=g))
         return wrap(net, "noise", "vp", levels=None, shape=(3,), gamma_min=-6.0)
 
-    def test_float64_arrays_and_half_precision(self) -> None:
+    def test_half_precision_and_the_other_order_of_bytes(self) -> None:
         model, x = self.model(), torch.tensor([[0.5, -1.0, 0.25], [2.0, 0.0, -0.5]])
         few = Adams(steps=4)
         expected = density.log_prob(model, x, solver=few).log_p
         there = latents.encode(model, x, few).x
-        swapped = x.numpy().astype(">f4")
-        for same in (x.double(), x.double().numpy(), swapped, x.half(), x.bfloat16()):
+        for same in (x.numpy().astype(">f4"), x.half(), x.bfloat16()):
             assert torch.equal(density.log_prob(model, same, solver=few).log_p, expected)
             assert torch.equal(latents.encode(model, same, few).x, there)
+
+    def test_float64_stays_where_the_network_casts_by_itself(self) -> None:
+        x = torch.tensor([[0.5, -1.0, 0.25], [2.0, 0.0, -0.5]]).double().numpy()
+        assert latents.encode(self.model(), x, Adams(steps=4)).x.dtype == torch.float64
+        native = diffusion_ode(build_net(tiny.config()), tiny.config())
+        images = torch.zeros(2, *native.shape or (), dtype=torch.float64)
+        assert latents.encode(native, images, Adams(steps=4)).x.dtype == torch.float32
+        assert native.log_prob(images.numpy(), solver=Adams(steps=4)).dtype == torch.float64
+
+    def test_a_compiled_model_is_one(self) -> None:
+        model, x = self.model(), torch.zeros(2, 3)
+        compiled: Any = torch.compile(model, backend="eager")
+        few = Adams(steps=4)
+        found = density.log_prob(compiled, x, solver=few).log_p
+        assert torch.equal(found, density.log_prob(model, x, solver=few).log_p)
 
     def test_gradients_reach_states_of_another_type(self) -> None:
         x = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
@@ -281,6 +298,7 @@ class TestTypesOfStates:
 
     def test_a_coarse_model_is_refused(self) -> None:
         model = wave_model((1, 4, 4))
+        model.shape = (1, 4, 4)
         model.register_parameter("coarse", nn.Parameter(torch.zeros(1).bfloat16()))
         x = torch.zeros(2, 1, 4, 4)
         for work in (
@@ -288,6 +306,7 @@ class TestTypesOfStates:
             lambda: sde_bound(model, images(2, (1, 4, 4))),
             lambda: density.log_prob(model, x),
             lambda: latents.encode(model, x),
+            lambda: sample(model, 1, log_prob=True, solver=Adams(steps=4)),
         ):
             with pytest.raises(InputError, match=r"the model is in torch\.bfloat16.*float\(\)"):
                 work()
@@ -618,7 +637,7 @@ class TestTrouble:
             ({"probes": -1}, "n_probes must be a whole number of at least 0, got -1"),
             ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
             ({"tolerance": -1.0}, "the tolerance must be a positive number, got -1.0"),
-            ({"seed": 2**63}, "the seed must fit 64 bits"),
+            ({"seed": 2**63}, "the seed must be a whole number of 64 bits"),
         ],
     )
     def test_settings_that_make_no_sense(self, change: dict[str, object], message: str) -> None:
@@ -630,7 +649,7 @@ class TestTrouble:
         [
             ({"solver": "adams"}, r"solver must be a part such as Adams\(\)"),
             ({"dequantization": "tn", "closed_form": True}, "dequantization must be a part"),
-            ({"seed": 1.5}, "seed must be a whole number"),
+            ({"seed": 1.5}, "seed must be a whole number of 64 bits"),
             ({"n_probes": 1.5}, "n_probes must be a whole number"),
         ],
     )

@@ -251,11 +251,6 @@ class TestBadInput:
         with pytest.raises(InputError, match="order must be 1 to 6, got 0"):
             Adams(order=0)
 
-    def test_a_tolerance_of_equal_steps(self) -> None:
-        with pytest.raises(InputError, match="equal steps are not calibrated: give a tolerance"):
-            Adams(steps=8, tolerance=0.1)
-        assert Adams(tolerance=0.1).refined().tolerance == 0.1  # a grid may have been found
-
     def test_tolerance(self) -> None:
         with pytest.raises(InputError, match="tolerance must be positive, got 0"):
             calibrate(bump, X, 0.0, 1.0, lambda z, i: i, 0)

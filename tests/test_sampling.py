@@ -363,8 +363,8 @@ class TestBookkeeping:
         for count in (0, 2.5, "a"):
             with pytest.raises(InputError, match=f"count must be a whole .* 1, got {count!r}"):
                 draw(model, count)
-        for seed, said in ((1.5, "seed must be a whole"), (2**70, "the seed must fit 64 bits")):
-            with pytest.raises(InputError, match=said):
+        for seed in (1.5, 2**64):
+            with pytest.raises(InputError, match="the seed must be a whole number of 64 bits"):
                 sample(model, 1, seed=seed)  # type: ignore[arg-type]
         with pytest.raises(InputError, match="give a model, such as"):
             sample("pretrained:digits", 1)  # type: ignore[arg-type]

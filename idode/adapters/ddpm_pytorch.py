@@ -7,6 +7,7 @@ Images are normalised inside, by default from [0, 1] to [-1, 1]. The discrete on
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,12 +84,12 @@ def _range(thing: Any) -> DataRange:  # noqa: ANN401
 def _named(net: Any) -> Named:  # noqa: ANN401
     """The network; one with guidance would forget labels at random in evaluation mode too."""
     known = signature(net)
-    certain = {"cond_drop_prob": 0.0} if "cond_drop_prob" in known else {}
-
-    def call(n: Any, x: Tensor, time: Tensor, **condition: Tensor) -> Tensor:  # noqa: ANN401
-        return without_variances(n(x, time, **condition, **certain), x)
-
+    call = partial(_call, cond_drop_prob=0.0) if "cond_drop_prob" in known else _call
     return Named(net, call, {"labels": "classes"} if "classes" in known else {})
+
+
+def _call(net: Any, x: Tensor, time: Tensor, **given: Any) -> Tensor:  # noqa: ANN401
+    return without_variances(net(x, time, **given), x)
 
 
 def _shape(thing: Any) -> tuple[int, ...] | None:  # noqa: ANN401

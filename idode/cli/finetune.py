@@ -42,19 +42,27 @@ def run(args: argparse.Namespace) -> int:
     given |= {"ratio": args.ratio, "probes": args.probes, "unbiased": args.unbiased}
 
     import time
-    from dataclasses import replace
 
     from idode.data.loading import load
-    from idode.runs.config import fit
     from idode.runs.run import open_run
-    from idode.training.resolve import finetuning_config
+    from idode.training.resolve import (
+        check_held_out,
+        check_start,
+        finetuning_config,
+        for_data,
+    )
     from idode.training.train import finetune
 
     if args.dry_run:
-        config = finetuning_config(open_run(args.run), **given)
-        if args.data is not None:
+        trained = open_run(args.run)
+        config = finetuning_config(trained, **given)
+        if args.data is None:
+            check_held_out(trained, config)
+        else:
             found = load(args.data)
-            config = fit(replace(config, data=args.data), found.levels, found.shape)
+            fitted = for_data(config, args.data, found)
+            check_start(config, fitted, found)
+            config = fitted
         print_settings(config, args.quiet)
         return 0
     began = time.perf_counter()

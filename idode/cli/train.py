@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,11 +105,10 @@ def _settings(
 ) -> Config:
     """What a training would have; with minutes, the speed of this machine is measured."""
     from idode.data.loading import load
-    from idode.runs.config import fit
     from idode.runs.distributed import World, best_device
     from idode.runs.run import holds_run
     from idode.training.plan import scheduled, suited
-    from idode.training.resolve import training_config
+    from idode.training.resolve import for_data, training_config
 
     began = time.perf_counter()
 
@@ -121,12 +119,12 @@ def _settings(
         return suited(load(_given(data)), minutes, world())
 
     config = training_config(preset, suited=asked, **given)
-    begun = given["resume"] and given["out"] is not None and holds_run(given["out"])
-    if begun or (config.train.minutes is None and data is None):
+    resumes = given["resume"] and given["out"] is not None and holds_run(given["out"])
+    if resumes or (config.train.minutes is None and data is None):
         return config
     name = _given(data or config.data)
     found = load(name)
-    fitted = fit(replace(config, data=name), found.levels, found.shape)
+    fitted = for_data(config, name, found)
     if config.train.minutes is None:
         return fitted
     return scheduled(fitted, found, world(), began=began, settings=given["settings"])

@@ -17,7 +17,7 @@ import re
 import tarfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, cast
@@ -142,29 +142,44 @@ def walk(path: Path, keep: Callable[[str], bool] = visible) -> list[Path]:
     """
     hidden: list[str] = []
     found: list[Path] = []
+    round_about: list[Path] = []
+    entered: set[Path] = set()
     every = os.walk(path, onerror=lambda e: hidden.append(str(e.filename)), followlinks=True)
     for folder, inner, files in every:
-        if _leads_back(Path(folder), path):
-            inner.clear()
-            continue
-        inner[:] = filter(keep, inner)
-        found += [Path(folder, name) for name in files if keep(name)]
+        here = Path(folder)
+        links = [here / name for name in filter(keep, inner) if (here / name).is_symlink()]
+        known = entered if here != path else set()
+        skipped = [link for link in sorted(links) if _leads_back(link, path, known)]
+        round_about += skipped
+        entered |= {link.resolve() for link in links if link not in skipped}
+        inner[:] = [name for name in filter(keep, inner) if here / name not in skipped]
+        found += [here / name for name in files if keep(name)]
     if str(path) in hidden:
         raise InputError(f"{path} may not be read: ask for permission or give another folder")
     for name in hidden:
         text = f"the folder {name} may not be read: its files are left out"
         warnings.warn(text, DataWarning, stacklevel=2)
-    if broken := [file for file in found if not file.exists()]:
-        first = f"{len(broken)}, the first is {min(broken)}"
-        text = f"links that lead nowhere are left out ({first}): mend or remove them"
-        warnings.warn(text, DataWarning, stacklevel=2)
-    return [file for file in found if file.is_file()]
+    regular = [file for file in found if file.is_file()]
+    broken = [file for file in found if not file.exists()] if len(regular) < len(found) else []
+    for left, what in ((broken, "nowhere"), (round_about, "to a folder above or read already")):
+        if left:
+            text = f"links that lead {what} are left out ({len(left)}, the first is {min(left)})"
+            warnings.warn(f"{text}: mend or remove them", DataWarning, stacklevel=2)
+    return regular
 
 
-def _leads_back(folder: Path, top: Path) -> bool:
-    """Whether links have led from ``top`` to a folder that the way has been through."""
-    above = len(folder.parts) - len(top.parts)
-    return any(folder.samefile(passed) for passed in folder.parents[:above])
+def _leads_back(link: Path, top: Path, entered: Collection[Path]) -> bool:
+    """Whether a link to a folder leads above where it is or ``top`` is, or to one entered before.
+
+    Following these would read other files than were given, or the same ones again and again.
+    """
+    target = link.resolve()
+    above = (*_with_parents(link.parent.resolve()), *_with_parents(top.resolve()))
+    return target in above or target in entered
+
+
+def _with_parents(folder: Path) -> tuple[Path, ...]:
+    return (folder, *folder.parents)
 
 
 def folder_members(path: Path) -> Iterator[Member]:

@@ -106,7 +106,7 @@ def levels_of(rows: NDArray[Any], levels: int | None) -> int | None:
         if levels is not None:
             raise InputError(f"levels={levels} given for floats: leave it out, or save integers")
         return None
-    if levels is not None and not 2 <= whole("levels", levels, 0) <= 65536:
+    if levels is not None and whole("levels", levels, 2) > 65536:
         raise InputError(f"levels={levels} is out of range: give 2 to 65536")
     return levels or NATIVE_LEVELS.get(rows.dtype, 256)
 

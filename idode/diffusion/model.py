@@ -355,8 +355,8 @@ class DiffusionODE(nn.Module):
 
 
 def check_is_model(model: object) -> None:
-    """Refuse names and runs where a function takes the model itself."""
-    if not isinstance(model, DiffusionODE):
+    """Refuse names and runs where a function takes the model itself, or a compiled one."""
+    if not isinstance(getattr(model, "_orig_mod", model), DiffusionODE):
         raise InputError(
             f"give a model, such as idode.load('pretrained:digits'), got {type(model).__name__}"
         )

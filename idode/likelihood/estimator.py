@@ -19,7 +19,7 @@ from torch import Tensor
 from idode import random
 from idode.batches import Batch
 from idode.diffusion.model import Condition, DiffusionODE
-from idode.errors import InputError, NumericalError, whole
+from idode.errors import InputError, NumericalError, checked_seed, whole
 from idode.likelihood import DEQUANTIZATIONS
 from idode.likelihood.dequantization import (
     Continuous,
@@ -77,7 +77,8 @@ class LikelihoodSettings:
         for name, example in EXAMPLES.items():
             if isinstance(getattr(self, name), str):
                 raise InputError(f"{name} must be a part such as {example}, got a text")
-        least = {"n_importance": 1, "repeats": 1, "n_probes": 0, "batch_size": 1, "seed": -(2**63)}
+        object.__setattr__(self, "seed", checked_seed(self.seed))
+        least = {"n_importance": 1, "repeats": 1, "n_probes": 0, "batch_size": 1}
         for name, low in least.items():
             object.__setattr__(self, name, whole(name, getattr(self, name), low))
         if self.closed_form and self.n_importance > 1:
@@ -93,8 +94,6 @@ class LikelihoodSettings:
         for name in ("n_importance", "repeats"):
             if getattr(self, name) > MOST_DRAWS:
                 raise InputError(f"{name} must be at most {MOST_DRAWS}, got {getattr(self, name)}")
-        if self.seed >= 2**63:
-            raise InputError(f"the seed must fit 64 bits, got {self.seed}")
 
     def for_model(self, model: DiffusionODE) -> LikelihoodSettings:
         """The settings with the default dequantization filled in, checked against the model."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from idode.batches import Pixels, check_shape, to_tensor
+from idode.diffusion.foreign import CheckedNetwork
 from idode.diffusion.model import DiffusionODE, check_is_model
 from idode.errors import InputError
 from idode.numerics import moved
@@ -29,9 +30,10 @@ def state_dtype(model: DiffusionODE, given: torch.dtype | None = None) -> torch.
 
 
 def states(model: DiffusionODE, x: Pixels, what: str) -> Tensor:
-    """States or latents ``(B, *)`` on the device of the model and in its type.
+    """States or latents ``(B, *)`` on the device of the model, in a type that it can take.
 
-    Those of a model without parameters keep theirs.
+    Float64 stays where the network casts by itself, or has no parameters: the solver's own
+    rounding is less then.
 
     Args:
         model: The diffusion ODE.
@@ -48,6 +50,8 @@ def states(model: DiffusionODE, x: Pixels, what: str) -> Tensor:
         )
     if len(x) == 0:
         raise InputError("there are no states: pass at least one")
-    dtype = state_dtype(model)
     fixed = next(model.parameters(), None) is not None
-    return moved(x.to(dtype) if fixed else x, model.device)
+    dtype = state_dtype(model, None if fixed else x.dtype)
+    if x.dtype == torch.float64 and any(isinstance(m, CheckedNetwork) for m in model.modules()):
+        dtype = x.dtype
+    return moved(x.to(dtype), model.device)

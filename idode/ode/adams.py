@@ -88,8 +88,6 @@ class Adams(Solver):
             raise InputError(f"adams needs at least 1 step, got {self.steps}")
         if self.grid is not None and self.steps is not None:
             raise InputError("a grid has its own number of steps: give a grid or steps")
-        if self.steps is not None and self.tolerance != Adams.tolerance:
-            raise InputError("equal steps are not calibrated: give a tolerance or steps")
         if self.grid is not None:
             if len(self.grid) < 2 or self.grid[0] != 0 or self.grid[-1] != 1:
                 raise InputError(f"a grid runs from 0 to 1, got {len(self.grid)} nodes")

@@ -32,8 +32,10 @@ __all__ = [
     "NetConfig",
     "ObjectiveConfig",
     "TrainConfig",
+    "check_not_of_data",
     "fit",
     "from_json",
+    "names_of",
     "override",
     "to_json",
 ]
@@ -232,6 +234,9 @@ class Config:
             )
 
 
+FROM_DATA = {"model.levels", "model.shape", "net.channels", "net.features"}
+
+
 def fit(config: Config, levels: int | None, shape: tuple[int, ...]) -> Config:
     """The configuration for data with this number of levels (``None``: continuous) and shape."""
     net = config.net
@@ -278,6 +283,17 @@ def from_json(fields: Mapping[str, Any]) -> Config:
     values["net"] = table(kind, {k: v for k, v in net.items() if k != "kind"}, "net.")
     config: Config = table(Config, values, "")
     return config
+
+
+def names_of(settings: Iterable[str]) -> set[str]:
+    """The names in ``NAME=VALUE``."""
+    return {each.partition("=")[0].strip() for each in settings}
+
+
+def check_not_of_data(settings: Iterable[str]) -> None:
+    """Refuse settings that :func:`fit` takes from the data."""
+    if followed := sorted(names_of(settings) & FROM_DATA):
+        raise InputError(f"{followed[0]} follows from the data: leave it out, or give other data")
 
 
 def override(config: Config, settings: Iterable[str]) -> Config:

@@ -22,8 +22,9 @@ from torch import Tensor
 from idode import random
 from idode.batches import FittingSize, rows_for
 from idode.diffusion.model import Condition, DiffusionODE, check_is_model
-from idode.errors import InputError, NumericalError, whole
+from idode.errors import InputError, NumericalError, checked_seed, whole
 from idode.likelihood.dequantization import centres
+from idode.likelihood.states import state_dtype
 from idode.numerics import float32_products, nats_to_bits, per_sample
 from idode.ode.dormand_prince import Dopri5
 from idode.ode.solvers import Solver
@@ -135,21 +136,23 @@ def sample(
     """
     began = time.perf_counter()
     check_is_model(model)
-    _check(model, count, batch_size, n_probes)
-    generator = _generator(seed)
+    count, batch_size, n_probes = _checked(model, count, batch_size, n_probes)
+    if not isinstance(seed, torch.Generator):
+        seed = torch.Generator().manual_seed(checked_seed(seed, 2**64))
     if log_prob and model.path.bits:
         raise InputError(
             "a sample of this model has a density given its code only (path.bits): leave log_prob "
             "out, or evaluate the samples with bits_per_dim"
         )
     assert model.shape is not None
-    stream = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
+    stream = int(torch.randint(2**62, (1,), generator=seed, device=seed.device))
     # Few samples get the steps that many would, but there are no conditions beyond theirs.
-    known = range(count if condition else max(count, PILOT))
+    known = range(count if condition else max(count, min(PILOT, batch_size)))
     code = model.path.prior(random.uniforms(known, seed=stream, purpose=random.CODE, repeat=0))
     everything = SampleBatch(
         model, model.shape, known, stream, n_probes if log_prob else None,
-        dtype or model.dtype, rows_for({**code, **(condition or {})}, len(known), model.device),
+        state_dtype(model, dtype) if log_prob else dtype or model.dtype,
+        rows_for({**code, **(condition or {})}, len(known), model.device),
     )  # fmt: skip
     chosen = solver if isinstance(solver, Sampler) else OdeSampler(solver or Dopri5())
     kept = parts or AllHere()
@@ -185,27 +188,20 @@ def sample(
     return _samples(model, ordered, count, time.perf_counter() - began)
 
 
-def _generator(seed: int | torch.Generator) -> torch.Generator:
-    if isinstance(seed, torch.Generator):
-        return seed
-    if whole("seed", seed, -(2**63)) >= 2**63:
-        raise InputError(f"the seed must fit 64 bits, got {seed}")
-    return torch.Generator().manual_seed(int(seed))
-
-
-def _check(model: DiffusionODE, count: int, batch_size: int, n_probes: int) -> None:
-    """Refuse what cannot be drawn."""
-    for name, value, least in (
-        ("count", count, 1),
-        ("batch_size", batch_size, 1),
-        ("n_probes", n_probes, 0),
-    ):
-        whole(name, value, least)
+def _checked(
+    model: DiffusionODE, count: int, batch_size: int, n_probes: int
+) -> tuple[int, int, int]:
+    """The numbers as they are; refuse what cannot be drawn."""
     if model.shape is None:
         raise InputError(
             "the model does not know the shape of a sample: pass shape=(channels, height, width) "
             "when it is made"
         )
+    return (
+        whole("count", count, 1),
+        whole("batch_size", batch_size, 1),
+        whole("n_probes", n_probes, 0),
+    )
 
 
 def _finite(states: States) -> States:

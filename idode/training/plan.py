@@ -15,7 +15,7 @@ import torch
 
 from idode.data.prepared import Dataset
 from idode.nets.config import UNetConfig
-from idode.runs.config import Config, fit, override
+from idode.runs.config import Config, fit, names_of, override
 from idode.runs.distributed import World
 from idode.runs.presets import PRESETS
 from idode.training.acceleration import available_precisions
@@ -149,7 +149,7 @@ def scheduled(
         began: When the minutes began, by ``time.perf_counter``; by default now.
         settings: The user's changes, ``NAME=VALUE``, which ``config`` has already.
     """
-    own = {each.partition("=")[0].strip() for each in settings}
+    own = names_of(settings)
     began = time.perf_counter() if began is None else began
     minutes = config.train.minutes
     assert minutes is not None

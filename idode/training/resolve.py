@@ -7,14 +7,16 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from torch import nn
 
 from idode.data.identity import same_data
 from idode.data.loading import names_data
+from idode.data.prepared import Dataset
 from idode.errors import InputError, choose, whole
 from idode.nets.config import CustomNetConfig
-from idode.runs.config import Config, fit, override
+from idode.runs.config import Config, check_not_of_data, fit, override
 from idode.runs.folder import claim
 from idode.runs.presets import PRESETS
 from idode.runs.run import Parent, Run, shell_command
@@ -24,16 +26,18 @@ from idode.training.finetuning import finetuned
 
 __all__ = [
     "check_data",
+    "check_held_out",
     "check_net",
+    "check_start",
     "finetuning_config",
+    "for_data",
     "listed",
     "origin",
     "training_config",
 ]
 
 
-FOLLOWED = {"model.levels", "model.shape", "net.channels", "net.features", "net.levels"}
-"""Settings that are taken from the data."""
+T = TypeVar("T")
 
 
 def training_config(
@@ -174,11 +178,36 @@ def origin(before: Run | None, parent: Parent | None) -> Parent | None:
     return parent
 
 
-def listed(settings: Iterable[str]) -> tuple[str, ...]:
-    """Changes to settings; a text or a dictionary would be taken apart without a word."""
-    if isinstance(settings, str | Mapping):
-        raise InputError(f"settings is a list of NAME=VALUE, got {settings!r}: put it in brackets")
-    return tuple(settings)
+def listed(what: str, values: Iterable[T]) -> tuple[T, ...]:
+    """Several of something; a text or a dictionary would be taken apart without a word."""
+    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+        raise InputError(f"{what} is a list, got {values!r}: put it in brackets")
+    return tuple(values)
+
+
+def for_data(config: Config, name: str, data: Dataset) -> Config:
+    """The settings for data of its shape and levels, which it is loaded by ``name`` as."""
+    return fit(replace(config, data=name), data.levels, data.shape)
+
+
+def check_start(config: Config, fitted: Config, data: Dataset) -> None:
+    """Refuse data that the network of trained weights is not for."""
+    if fitted.net != config.net:
+        raise InputError(
+            f"the model to start from is for samples of shape {config.model.shape} with levels "
+            f"{config.model.levels}, {data.identity.name} has {data.shape} and {data.levels}: "
+            "choose data of its kind"
+        )
+
+
+def check_held_out(run: Run, config: Config) -> None:
+    """Refuse to hold out what a run has trained on: a width of the average is chosen by it."""
+    before, now = run.config.train.hold_out, config.train.hold_out
+    if now > before:
+        raise InputError(
+            f"hold_out={now}: {run.path} holds {before} samples out and has trained on the "
+            "others: hold out more in a run of its own"
+        )
 
 
 def _changes(
@@ -192,8 +221,7 @@ def _changes(
             whole(name, count, least)
     short = {"train.steps": steps, "train.seed": seed, "train.minutes": minutes}
     given = dict(each.partition("=")[::2] for each in settings)
-    if followed := sorted(given.keys() & FOLLOWED):
-        raise InputError(f"{followed[0]} follows from the data: leave it out, or give other data")
+    check_not_of_data(settings)
     given |= {name: f"{value:g}" for name, value in short.items() if value is not None}
     if "train.steps" in given and "train.minutes" in given:
         raise InputError(
@@ -235,11 +263,8 @@ def _resumed(run: Run, changes: list[str]) -> Config:
             "resumed; start another run for others"
         )
     done = max(checkpoint.steps(run.checkpoints), default=0)
-    if done and config.train.hold_out > run.config.train.hold_out:
-        raise InputError(
-            f"hold_out={config.train.hold_out}: {run.path} holds {run.config.train.hold_out} "
-            "samples out and has trained on the others: hold out more in a run of its own"
-        )
+    if done:
+        check_held_out(run, config)
     if config.train.minutes != run.config.train.minutes and done >= config.train.steps:
         raise InputError(
             f"{run.path} has done all of its {done} steps: give a larger number of steps to go on"

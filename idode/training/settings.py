@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from idode.errors import InputError, whole
+from idode.errors import InputError, is_number, whole
 
 __all__ = ["DequantizerSettings"]
 
@@ -31,5 +31,5 @@ class DequantizerSettings:
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("batch_size", 1), ("seed", 0)):
             whole(name, getattr(self, name), least)
-        if not (isinstance(self.lr, int | float) and 0 < self.lr < math.inf):
+        if not (is_number(self.lr) and 0 < self.lr < math.inf):
             raise InputError(f"lr must be positive, got {self.lr}")

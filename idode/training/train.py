@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from idode.data.memory import MEMORY, Data, as_dataset, spec_of
 from idode.errors import InputError
 from idode.progress import Bar
 from idode.runs import SHIPPED
-from idode.runs.config import Config, fit, from_json, to_json
+from idode.runs.config import Config, from_json, to_json
 from idode.runs.distributed import World, joined
 from idode.runs.folder import claim, writing_run
 from idode.runs.run import Parent, Run, holds_run, open_run
@@ -25,8 +25,11 @@ from idode.training.plan import described, scheduled, suited
 from idode.training.reporter import TrainingResult
 from idode.training.resolve import (
     check_data,
+    check_held_out,
     check_net,
+    check_start,
     finetuning_config,
+    for_data,
     listed,
     origin,
     training_config,
@@ -83,7 +86,7 @@ def train(
     Returns:
         The trained run; ``idode.load(run)`` is its model.
     """
-    changes = listed(settings)
+    changes = listed("settings", settings)
     job = _Job(Path(out), data, net, changes, resume, force, progress)
     with joined(device) as world:
         agreed = _agreed(
@@ -148,7 +151,7 @@ def finetune(
     Returns:
         The fine-tuned run.
     """
-    changes = listed(settings)
+    changes = listed("settings", settings)
     job = _Job(Path(out), data, net, changes, resume, force, progress)
     with joined(device) as world:
         agreed = _agreed(
@@ -169,6 +172,8 @@ def finetune(
         start, parent = None, None
         if world.writes:  # the others get the weights from rank 0, which alone sees the folders
             trained = open_run(run)
+            if data is None:
+                check_held_out(trained, agreed)
             start = starting_state(trained, agreed.finetune.continues, net)
             parent = parent_of(trained, _name_of(run, trained))
         tuned, result = job.carry_out(agreed, world, start, parent)
@@ -236,13 +241,9 @@ class _Job:
         """
         given = self._data(config)
         data = as_dataset(given)
-        fitted = fit(replace(config, data=spec_of(given)), data.levels, data.shape)
-        if start is not None and fitted.net != config.net:
-            raise InputError(
-                f"the model to start from is for samples of shape {config.model.shape} with "
-                f"levels {config.model.levels}, {data.identity.name} has {data.shape} and "
-                f"{data.levels}: choose data of its kind"
-            )
+        fitted = for_data(config, spec_of(given), data)
+        if start is not None:
+            check_start(config, fitted, data)
         if self.net is not None:
             check_net(config, self.net)
         begun = world.writes and self.resume and holds_run(self.out)

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -85,11 +84,11 @@ def compare(
     """
     folder = Path(out)
     plan = Plan(
-        systems=distinct(COMPARED) if systems is None else _several("systems", systems),
-        seeds=_several("seeds", seeds),
+        systems=distinct(COMPARED) if systems is None else listed("systems", systems),
+        seeds=listed("seeds", seeds),
         preset=preset,
         data=None if data is None else spec_of(data),
-        settings=listed(settings),
+        settings=listed("settings", settings),
         steps=steps,
         finetune=finetune,
         control=control,
@@ -123,13 +122,6 @@ def compare(
         if world.writes:
             _write(found)
     return found
-
-
-def _several(what: str, values: object) -> tuple[Any, ...]:
-    """Several of something; a text would be taken apart into letters."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise InputError(f"{what} is a list, got {values!r}: put it in brackets")
-    return tuple(values)
 
 
 def _not_shared(folder: Path, plan: Plan) -> str:

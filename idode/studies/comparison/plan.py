@@ -14,7 +14,7 @@ from typing import Any
 
 from idode.data.identity import Identity
 from idode.errors import InputError, choose
-from idode.runs.config import Config, fit, override
+from idode.runs.config import Config, check_not_of_data, fit, names_of, override
 from idode.runs.presets import PRESETS
 from idode.runs.systems import SYSTEMS, apply, distinct
 from idode.studies.comparison.settings import MeasurementSettings
@@ -95,8 +95,8 @@ class Plan:
             raise InputError(
                 f"{same} and {again[0]} are the same training here (math.md): give one of them"
             )
-        named = {each.partition("=")[0].strip() for each in self.settings}
-        if ours := sorted(named & {"train.minutes", "train.seed"}):
+        check_not_of_data(self.settings)
+        if ours := sorted(names_of(self.settings) & {"train.minutes", "train.seed"}):
             raise InputError(
                 f"{ours[0]} is not for all trainings of a comparison: leave it out, and give "
                 "steps and seeds, which have arguments of their own"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from idode.errors import InputError, whole
+from idode.errors import InputError, is_number, whole
 
 __all__ = ["MeasurementSettings"]
 
@@ -30,5 +30,5 @@ class MeasurementSettings:
     def __post_init__(self) -> None:
         for name, least in (("limit", 1), ("draws", 2), ("samples", 2)):
             whole(name, getattr(self, name), least)
-        if not (isinstance(self.tolerance, int | float) and 0 < self.tolerance < math.inf):
+        if not (is_number(self.tolerance) and 0 < self.tolerance < math.inf):
             raise InputError(f"tolerance must be above 0, got {self.tolerance}")
