@@ -240,6 +240,14 @@ def test_images_that_were_trained_on_are_not_held_out_later(trained: Path, capsy
     assert (trained / "config.json").read_bytes() == before
 
 
+def test_other_data_may_be_held_out_and_resumed(trained: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "other.npy", tiny.images()[::-1])
+    data = f"npy:{tmp_path / 'other.npy'}?levels=4"
+    words = finetune(trained, tmp_path / "out", "--set", "train.hold_out=2")
+    assert main([*words, "--data", data]) == 0
+    assert main([*words, "--resume"]) == 0
+
+
 def test_a_dry_run_is_of_the_data_that_is_given(trained: Path, capsys) -> None:
     data = open_run(trained).config.data or ""
     for words in (["train", "digits"], ["finetune", str(trained)]):

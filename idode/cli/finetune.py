@@ -56,13 +56,12 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         trained = open_run(args.run)
         config = finetuning_config(trained, **given)
-        if args.data is None:
-            check_held_out(trained, config)
-        else:
+        if args.data is not None:
             found = load(args.data)
             fitted = for_data(config, args.data, found)
             check_start(config, fitted, found)
             config = fitted
+        check_held_out(trained, config)
         print_settings(config, args.quiet)
         return 0
     began = time.perf_counter()

@@ -201,9 +201,12 @@ def check_start(config: Config, fitted: Config, data: Dataset) -> None:
 
 
 def check_held_out(run: Run, config: Config) -> None:
-    """Refuse to hold out what a run has trained on: a width of the average is chosen by it."""
+    """Refuse to hold out what a run has trained on: a width of the average is chosen by it.
+
+    Other data may be held out as is asked for.
+    """
     before, now = run.config.train.hold_out, config.train.hold_out
-    if now > before:
+    if now > before and config.data == run.config.data:
         raise InputError(
             f"hold_out={now}: {run.path} holds {before} samples out and has trained on the "
             "others: hold out more in a run of its own"

@@ -172,7 +172,7 @@ def finetune(
         start, parent = None, None
         if world.writes:  # the others get the weights from rank 0, which alone sees the folders
             trained = open_run(run)
-            if data is None:
+            if data is None:  # a run that is resumed may have other data than it started from
                 check_held_out(trained, agreed)
             start = starting_state(trained, agreed.finetune.continues, net)
             parent = parent_of(trained, _name_of(run, trained))
